@@ -1,0 +1,1 @@
+"""The runner: a thin command over the collection's playbooks."""

@@ -1,0 +1,210 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
+from modelarts_engine.progress import Progress
+
+
+def _recipes() -> list[str]:
+    return sorted(path.stem.removeprefix("build_") for path in (ROOT / "playbooks").glob("build_*.yml"))
+
+
+def _variables(pairs: list[str]) -> dict[str, Any]:
+    """`-e name=value`, `-e '{"name": …}'` and `-e @file`, as ansible-playbook takes them."""
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.parsing.splitter import parse_kv
+
+    result: dict[str, Any] = {}
+    for pair in pairs:
+        if pair.startswith("@"):
+            data = DataLoader().load_from_file(str(Path(pair[1:]).resolve()))
+        elif pair.lstrip().startswith(("{", "[")):
+            data = json.loads(pair)
+        else:
+            data = parse_kv(pair)
+        if not isinstance(data, dict) or "_raw_params" in data:
+            raise ValueError(f"-e {pair}: give name=value, a JSON object, or @file")
+        result.update(data)
+    return result
+
+
+def build(arguments: argparse.Namespace) -> int:
+    """Builds images; each one's last line names it, and the rehearsal's answer follows."""
+    worst = DONE
+    for image in arguments.image:
+        if image not in _recipes():
+            print(f"error: there is no recipe for {image}; there is {', '.join(_recipes())} (playbooks/build_*.yml)", file=sys.stderr)
+            return USAGE
+    for image in arguments.image:
+        extra = _variables(arguments.extra)
+        if arguments.rebuild:
+            extra["image_rebuild"] = arguments.rebuild
+        if arguments.rehearse:
+            extra["image_rehearse"] = True
+        progress = Progress(image)
+        outcome = run(f"build_{image}.yml", inventory=arguments.inventory, extra=extra, progress=progress, timeout=arguments.timeout)
+        named = [result for result in outcome.of("image_stage") if result.get("image") == image and "names" in result]
+        if outcome.code == DONE and not named:
+            progress.error(f"no image was built: no host of the inventory matches {extra.get('image_hosts', 'build_hosts')}")
+            outcome.code = FAILED
+        for result in outcome.of("image_rehearse"):
+            if "answer" in result:
+                print(f"\n  {result['prompt']}\n  > {result['answer'].strip()}\n")
+        if outcome.code == DONE:
+            print(f"{image}: done in {progress.elapsed:.1f} s; ./runner.py serve {image} keeps it up")
+        else:
+            print(f"{image}: failed after {progress.elapsed:.1f} s; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
+        worst = worst or outcome.code
+    return worst
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Says what of the build hosts is fit and what is not; changes nothing."""
+    extra = {**_variables(arguments.extra), "build_host_report_only": True}
+    outcome = run("doctor.yml", inventory=arguments.inventory, extra=extra, progress=Progress("doctor"))
+    return outcome.code
+
+
+def _client(arguments: argparse.Namespace) -> Any:
+    from modelarts_engine import engine_client
+
+    return engine_client.engine.connect(arguments.engine_url or engine_client.DEFAULT_URL)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Keeps an image up as the platform would run it, until it is stopped."""
+    from modelarts_engine import engine_client
+
+    client = _client(arguments)
+    current = engine_client.running(client)
+    if current is not None:
+        print(f"stopping the running {current.image.tags[0] if current.image.tags else current.short_id}")
+        current.stop(timeout=90)
+        current.remove(v=True)
+    if arguments.stop:
+        return DONE
+    image = engine_client.find_image(client, arguments.image)
+    model = Path(arguments.model or Path.home() / ".cache/modelarts-engine/models/smollm2/model").resolve()
+    if not model.is_dir():
+        print(f"error: there is no model folder {model}; give one with --model", file=sys.stderr)
+        return USAGE
+    engine_client.engine.remove(client, "modelarts-engine-serve")
+    container = engine_client.serving.run_as_platform(client, image, model, port=arguments.port, name="modelarts-engine-serve")
+    service = engine_client.serving.Service(container)
+    try:
+        service.wait(arguments.wait)
+    except BaseException:
+        container.remove(force=True, v=True)
+        raise
+    ca = ROOT / ".cache" / "serve" / "ca.crt"
+    ca.parent.mkdir(parents=True, exist_ok=True)
+    ca.write_text(service.ca)
+    print(f"{image} serves at https://localhost:{service.port}, CA certificate in {ca.relative_to(Path.cwd()) if ca.is_relative_to(Path.cwd()) else ca}")
+    print('ask it: ./runner.py infer "what is machine learning"; stop it: ./runner.py serve --stop')
+    return DONE
+
+
+def infer(arguments: argparse.Namespace) -> int:
+    """Asks the image that `serve` keeps up."""
+    from modelarts_engine import engine_client
+
+    container = engine_client.running(_client(arguments))
+    if container is None:
+        print("error: nothing is served; start it with ./runner.py serve triton", file=sys.stderr)
+        return USAGE
+    service = engine_client.serving.Service(container)
+    if arguments.stream:
+        for piece in service.stream(arguments.text, arguments.max_tokens):
+            print(piece, end="", flush=True)
+        print()
+    else:
+        print(service.infer(arguments.text, arguments.max_tokens).strip())
+    return DONE
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Checks an image against the platform's contract, clause by clause."""
+    from modelarts_engine import engine_client
+
+    image = engine_client.find_image(_client(arguments), arguments.image)
+    url = arguments.engine_url or engine_client.DEFAULT_URL
+    model = arguments.model or str(Path.home() / ".cache/modelarts-engine/models/smollm2/model")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "verify"), f"--image={image}", f"--model={model}", f"--engine-url={url}"]
+    return DONE if subprocess.run([*command, *arguments.pytest], cwd=ROOT, check=False).returncode == 0 else FAILED
+
+
+def test(arguments: argparse.Namespace) -> int:
+    """Everything that must hold before a change lands."""
+    from modelarts_engine import checks
+
+    return checks.run_all(arguments.only)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="runner.py", description="Turn a stock inference server into a ModelArts custom engine image.",
+        epilog="Exit codes: 0 done, 1 the build or check failed, 2 wrong usage or input, 3 the host is not fit, 130 interrupted.",
+    )  # fmt: skip
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, function: Any, *, playbook: bool = False, engine: bool = False) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=(function.__doc__ or "").splitlines()[0], description=function.__doc__)
+        command.set_defaults(function=function)
+        if playbook:
+            command.add_argument("-i", "--inventory", help="inventory, default inventories/local")
+            command.add_argument("-e", "--extra", action="append", default=[], metavar="NAME=VALUE", help="a variable, a JSON object or @file; may be repeated")
+        if engine:
+            command.add_argument("--engine-url", help="the container engine, default unix:///var/run/docker.sock")
+        return command
+
+    command = add("build", build, playbook=True)
+    command.add_argument("image", nargs="+", help=f"one or more of: {', '.join(_recipes())}")
+    command.add_argument("--rebuild", metavar="STAGE", help="build this stage and those after it again")
+    command.add_argument("--rehearse", action="store_true", help="rehearse an image that was proven before, too")
+    command.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="give up after this time")
+    command = add("serve", serve, engine=True)
+    command.add_argument("image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest")
+    command.add_argument("--model", metavar="DIR", help="model folder, default the local model that build made")
+    command.add_argument("--port", type=int, default=8080, help="port on loopback, default 8080; 0 takes a free one")
+    command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="how long the image may take to be healthy")
+    command.add_argument("--stop", action="store_true", help="stop what is served")
+    command = add("infer", infer, engine=True)
+    command.add_argument("text", help="what to ask")
+    command.add_argument("--max-tokens", type=int, default=64)
+    command.add_argument("--stream", action="store_true", help="print the answer as it is made")
+    command = add("verify", verify, engine=True)
+    command.add_argument("image", help="an image, triton for modelarts-engine/triton:latest")
+    command.add_argument("--model", metavar="DIR", help="model folder, default the local model that build made")
+    command.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
+    command = add("test", test)
+    command.add_argument("--only", action="append", choices=["lint", "unit", "integration", "molecule"], help="a part; may be repeated")
+    add("doctor", doctor, playbook=True)
+    return top
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command; returns the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.function(arguments))
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except Exception as error:
+        kind = type(error).__name__
+        if kind not in ("EngineError", "ServingError"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_FIT if "no container engine" in str(error) else FAILED

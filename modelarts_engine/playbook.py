@@ -1,0 +1,208 @@
+"""Runs a playbook through ansible-runner: input by files, progress by events, nothing left behind but what may be kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from modelarts_engine.progress import Progress
+
+ROOT = Path(__file__).resolve().parent.parent
+DONE, FAILED, USAGE, NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 130
+KEPT_RUNS = 20
+
+# ansible-runner writes its whole environment to disk, so a run gets only what a build needs.
+ENVIRONMENT = (
+    "HOME", "PATH", "LANG", "LC_ALL", "TERM", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "PIP_CERT", "PIP_CONFIG_FILE", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT",
+    "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    code: int
+    results: list[dict[str, Any]] = field(default_factory=list)
+    log: Path | None = None
+
+    def of(self, action: str) -> list[dict[str, Any]]:
+        """Results of one action of this collection, in order."""
+        return [result for result in self.results if result["action"].endswith("." + action)]
+
+
+class _Cancel:
+    """Turns SIGINT and SIGTERM into a question that ansible-runner asks while it waits."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _private_dir() -> Iterator[Path]:
+    """A folder on memory, mode 0700, gone afterwards: extra variables and artifacts pass through it."""
+    memory = Path("/dev/shm")  # noqa: S108
+    path = Path(tempfile.mkdtemp(prefix="modelarts-engine.", dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _environment(additional: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    kept = {name: before[name] for name in ENVIRONMENT if name in before}
+    os.environ.clear()
+    os.environ.update(kept, **additional)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def run(playbook: str, *, inventory: str | None, extra: Mapping[str, Any], progress: Progress, timeout: int = 0) -> Outcome:
+    """Runs one of the collection's playbooks.
+
+    :param playbook: file name in `playbooks/`.
+    :param extra: variables; they reach Ansible in a 0600 file on memory.
+    :param timeout: seconds after which the run is given up, 0 for none.
+    :returns: the outcome; `code` is the runner's exit code so far as the run itself can tell.
+    """
+    import ansible_runner  # late: importing it takes longer than `--help` should
+
+    outcome = Outcome(DONE)
+    first_failure: dict[str, Any] = {}
+
+    def handle(event: dict[str, Any]) -> bool:
+        # ansible-runner ends the run when a handler raises.
+        try:
+            data = event.get("event_data") or {}
+            progress.event(event["event"], data)
+            result = data.get("res")
+            if isinstance(result, dict) and event["event"] == "runner_on_ok" and str(data.get("task_action")).startswith("modelarts.engine."):
+                outcome.results.append({**result, "action": data["task_action"], "host": data.get("host")})
+            if event["event"] in ("runner_on_failed", "runner_on_unreachable") and not data.get("ignore_errors") and not first_failure:
+                first_failure.update(data)
+        except Exception as error:  # noqa: BLE001 - shown, and the run goes on
+            progress.note(f"progress display failed: {error!r}")
+        return False
+
+    cancel = _Cancel()
+    with _private_dir() as private, cancel.listening(), _environment({"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}):
+        variables = private / "variables.json"
+        variables.touch(0o600)
+        variables.write_text(json.dumps(dict(extra)))
+        ran = ansible_runner.run(
+            private_data_dir=str(private),
+            project_dir=str(ROOT),
+            playbook=str(ROOT / "playbooks" / playbook),
+            inventory=str(Path(inventory).resolve() if inventory else ROOT / "inventories" / "local"),
+            cmdline=f"-e @{variables}",
+            settings={"job_timeout": timeout, "pexpect_timeout": 0.05},
+            event_handler=handle,
+            cancel_callback=cancel,
+            quiet=True,
+        )
+        output = _stdout(Path(ran.config.artifact_dir))
+        outcome.log = _keep(playbook, output, ran.rc, str(ran.status), outcome.results)
+    progress.finish()
+    if cancel.asked:
+        outcome.code = INTERRUPTED
+        progress.error("interrupted; what was under way was removed, finished stages are kept")
+    elif str(ran.status) == "timeout":
+        outcome.code = FAILED
+        progress.error(f"given up after {timeout} s")
+    elif first_failure:
+        outcome.code = _code(first_failure)
+        progress.error(_explain(first_failure))
+    elif ran.rc:
+        outcome.code = USAGE if ran.rc in (1, 4) else FAILED
+        progress.error(_last_error(output))
+    if outcome.code != DONE:
+        _clean(outcome)
+    return outcome
+
+
+def _code(failure: Mapping[str, Any]) -> int:
+    result = failure.get("res") or {}
+    if "exit_code" in result:
+        return int(result["exit_code"])
+    if "argument_errors" in result:
+        return USAGE
+    return NOT_FIT if str(failure.get("role", "")).rpartition(".")[2] == "build_host" else FAILED
+
+
+def _explain(failure: Mapping[str, Any]) -> str:
+    result = failure.get("res") or {}
+    said = str(result.get("msg") or "no message").strip()
+    errors = result.get("argument_errors")
+    if errors:
+        said = "; ".join(map(str, errors))
+    for item in result.get("results") or []:
+        if isinstance(item, dict) and item.get("failed"):
+            said = str(item.get("msg") or said)
+            result = item
+            break
+    detail = "\n".join(str(result[name]).strip()[-1500:] for name in ("stderr", "module_stderr") if result.get(name) and str(result[name]).strip() not in said)
+    if "exit_code" in result:
+        return said
+    where = " > ".join(str(failure[name]) for name in ("host", "role", "task") if failure.get(name))
+    return f"{where}: {said}" + (f"\n{detail}" if detail else "")
+
+
+def _last_error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "ERROR" in line or "rror:" in line]
+    return "\n".join(lines[-4:]) or output.strip()[-800:] or "ansible-playbook failed without a message"
+
+
+def _stdout(artifacts: Path) -> str:
+    path = artifacts / "stdout"
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _keep(playbook: str, output: str, code: int | None, status: str, results: list[dict[str, Any]]) -> Path:
+    """Keeps what may be kept of a run: the output, the exit code, the status and this collection's own results."""
+    runs = ROOT / ".cache" / "runs"
+    path = runs / f"{time.strftime('%Y%m%dT%H%M%S')}.{os.getpid()}.{Path(playbook).stem}"
+    path.mkdir(parents=True)
+    (path / "stdout").write_text(output)
+    (path / "run.json").write_text(json.dumps({"rc": code, "status": status, "results": results}, indent=1, default=str))
+    for old in sorted(runs.iterdir())[:-KEPT_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def _clean(outcome: Outcome) -> None:
+    """Removes the build containers of a run that has ended; a killed Ansible cannot."""
+    from modelarts_engine import engine_client
+
+    for url in {str(result["engine_url"]) for result in outcome.of("image_stage") if result.get("engine_url")}:
+        engine_client.reap(url)

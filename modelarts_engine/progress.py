@@ -1,0 +1,89 @@
+"""One line per step with its elapsed time: the current one is redrawn on a terminal, elsewhere each is printed when it ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+
+def size(count: int) -> str:
+    """Bytes as people say them, decimal: `12.3 MB`."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+class Progress:
+    """Follows a run's events.
+
+    :param stream: where the lines go; redrawn in place where it is a terminal.
+    """
+
+    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+        self.name = name
+        self.stream = stream or sys.stdout
+        self._terminal = self.stream.isatty()
+        self._started = self._step_started = time.monotonic()
+        self._drawn = 0.0
+        self._stages: dict[str, float] = {}
+
+    def event(self, kind: str, data: dict[str, Any]) -> None:
+        """One event of ansible-runner, with its data."""
+        if kind == "playbook_on_task_start":
+            role = str(data.get("role") or "").rpartition(".")[2]
+            self._draw(f"{role}: {data.get('task')}" if role else str(data.get("task")))
+        elif kind == "runner_on_ok" and isinstance(data.get("res"), dict):
+            self._result(str(data.get("task_action")).rpartition(".")[2], data, data["res"])
+
+    def _result(self, action: str, data: dict[str, Any], result: dict[str, Any]) -> None:
+        if action == "image_stage" and "cached" in result:
+            self.step("host", "fit")
+            for name in result["cached"]:
+                self.step(name, "cached")
+        elif action == "image_stage" and "key" in result:
+            self.step(result["stage"], f"built, +{size(result['bytes'])}")
+        elif action == "image_stage" and "names" in result:
+            self.step("image", f"{result['names'][0]}, {size(result['bytes'])}")
+        elif action == "image_rehearse":
+            self.step("rehearsal", f"healthy after {result['ready_seconds']:.1f} s, answered")
+        elif str(data.get("role", "")).endswith("base_image") and data.get("task") == "Import the base":
+            self.step("base", "made")
+
+    def step(self, step: str, what: str) -> None:
+        """A finished step's line: what it is, how it ended, the time since the step before."""
+        now = time.monotonic()
+        self._print(f"{self.name:<10} {step:<10} {what:<52} {now - self._step_started:7.1f} s")
+        self._step_started = now
+
+    def _draw(self, text: str) -> None:
+        if self._terminal:
+            line = f"{self.name:<10} {text[:90]}  {time.monotonic() - self._step_started:.0f} s"
+            self.stream.write(f"\r\033[K{line}")
+            self.stream.flush()
+            self._drawn = 1
+
+    def _print(self, line: str) -> None:
+        if self._terminal and self._drawn:
+            self.stream.write("\r\033[K")
+            self._drawn = 0
+        print(line, file=self.stream, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self._print(text)
+
+    def error(self, text: str) -> None:
+        """An error, on standard error."""
+        self.finish()
+        print(f"error: {text}", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """Clears the current line."""
+        if self._terminal and self._drawn:
+            self.stream.write("\r\033[K")
+            self.stream.flush()
+            self._drawn = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this began."""
+        return time.monotonic() - self._started

@@ -1,0 +1,123 @@
+# Copyright: the modelarts.engine authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Checks every argument of an image's build and computes the keys of its stages. Starts nothing, needs no engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.release import __version__ as core_version
+from ansible.utils.collection_loader import AnsibleCollectionConfig
+from ansible.utils.vars import load_extra_vars
+from ansible_collections.modelarts.engine.plugins.module_utils import keys
+
+ROOT = Path(__file__).resolve().parents[2]
+# Roles that run on the build host, outside any stage; their arguments are checked with the others.
+HOST_ROLES = ("build_host", "base_image")
+NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+){0,16}")
+
+
+def collection_versions(names: set[str]) -> dict[str, str]:
+    """Versions of ansible-core and of the named collections, `absent` where one is not installed."""
+    found = {"ansible-core": core_version}
+    for name in sorted(names):
+        manifests = [Path(top) / "ansible_collections" / name.replace(".", "/") / "MANIFEST.json" for top in AnsibleCollectionConfig.collection_paths]
+        manifest = next((m for m in manifests if m.is_file()), None)
+        found[name] = json.loads(manifest.read_text())["collection_info"]["version"] if manifest else "absent"
+    return found
+
+
+class ActionModule(ActionBase):
+    """See `ansible-doc modelarts.engine.image_plan`."""
+
+    _requires_connection = False
+    _VALID_ARGS = frozenset(("name", "base", "stages", "config", "rebuild"))
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        self._vars = task_vars or {}
+        self._collection = keys.Collection(ROOT)
+        try:
+            plan = self._plan()
+            # The roles that run on the build host get exactly what was checked here, as the stages' roles do.
+            host_vars = {name: value for role in plan["host"] for name, value in plan["host"][role].items()}
+            result.update(changed=False, plan=plan, add_host={"host_name": self._vars["inventory_hostname"], "groups": [], "host_vars": host_vars})
+        except keys.InputError as error:
+            result.update(failed=True, exit_code=2, msg=str(error))
+        return result
+
+    def _plan(self) -> dict[str, Any]:
+        args = self._task.args
+        name = str(args["name"])
+        if not NAME.fullmatch(name):
+            raise keys.InputError(f"image_name: {name!r} cannot name an image; use lower-case letters, digits and single . _ - between them")
+        stages = [stage for stage in args["stages"] if stage["roles"]]
+        self._check_stages(stages, str(args.get("rebuild") or ""))
+        self._check_names()
+        host_roles = (*HOST_ROLES, "model_package") if self._vars.get("image_model") else HOST_ROLES
+        host = keys.resolve(host_roles, self._collection, lambda role, seen: self._given(role, seen, {"base_image_name": "-", **args["base"]}))
+        base = host["base_image"]
+        parent = keys.stage_key(
+            parent="", roles=["base_image"], args={"base_image": {n: v for n, v in base.items() if n != "base_image_name"}},
+            collection=self._collection, versions=lambda _: {}, config={}, epoch="",
+        )  # fmt: skip
+        base["base_image_name"] = f"modelarts-engine/base:{parent}"
+        role_args = keys.resolve([keys.role_name(r) for s in stages for r in s["roles"]], self._collection, lambda role, seen: self._given(role, seen, {}))
+        planned = []
+        for number, stage in enumerate(stages):
+            roles = [keys.role_name(role) for role in stage["roles"]]
+            config = dict(args["config"]) if number == len(stages) - 1 else {}
+            epoch = str(stage.get("epoch") or "")
+            parent = keys.stage_key(
+                parent=parent, roles=roles, args=role_args, collection=self._collection, versions=collection_versions, config=config, epoch=epoch
+            )
+            planned.append({"name": stage["name"], "roles": roles, "key": parent, "config": config})
+        return {"image": name, "base": base, "stages": planned, "rebuild": str(args.get("rebuild") or ""), "host": host, "args": role_args}
+
+    def _check_stages(self, stages: list[dict[str, Any]], rebuild: str) -> None:
+        names = [stage["name"] for stage in stages]
+        if not stages:
+            raise keys.InputError("image_stages: an image needs at least one stage with a role")
+        for name in names:
+            if not NAME.fullmatch(name) or names.count(name) > 1 or "." in name:
+                raise keys.InputError(f"image_stages: stage name {name!r} is not usable; each is lower case without dots, and given once")
+        if rebuild and rebuild not in names:
+            raise keys.InputError(f"image_rebuild: there is no stage {rebuild}; {keys.nearest(rebuild, names)}")
+
+    def _check_names(self) -> None:
+        """Refuses variables that nothing reads: of a role in any source, and of any kind on the command line."""
+        ours = [name for name in self._vars if any(name.startswith(role + "_") for role in self._collection.roles())]
+        known = {p for path in ("playbooks/image.yml", "meta/image_variables.yml") for p in self._declared(path)}
+        bad = self._collection.unknown(ours) or self._collection.unknown(load_extra_vars(self._loader), also_known=known)
+        if bad:
+            raise keys.InputError("; ".join(bad))
+
+    @staticmethod
+    def _declared(path: str) -> list[str]:
+        data = yaml.safe_load((ROOT / path).read_text())
+        return list(data) if isinstance(data, dict) else []
+
+    def _given(self, role: str, seen: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+        """What inventory, recipe and command line say of a role's arguments, templated; the command line wins over `extra`."""
+        options = self._collection.options(role)
+        cli = load_extra_vars(self._loader)
+        raw = {name: cli.get(name, extra.get(name, self._vars.get(name))) for name in options}
+        templar = self._templar.copy_with_new_env(available_variables={**self._vars, **seen})
+        values = {}
+        for name, value in raw.items():
+            if value is None:
+                continue
+            try:
+                values[name] = templar.template(value)
+            except AnsibleError as error:
+                raise keys.InputError(f"{name}: its value cannot be worked out: {error}") from error
+        return values
+
+

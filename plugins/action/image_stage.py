@@ -1,0 +1,105 @@
+# Copyright: the modelarts.engine authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Looks up, starts, commits and removes what a stage needs on the build host's engine. Runs on the controller, through the engine's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.release import __version__ as core_version
+from ansible_collections.modelarts.engine.plugins.module_utils import engine
+
+
+class ActionModule(ActionBase):
+    """See `ansible-doc modelarts.engine.image_stage`."""
+
+    _requires_connection = False
+    _VALID_ARGS = frozenset(("state", "plan", "stage", "engine_url", "ca_bundle", "network"))
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        args = self._task.args
+        url = str(args["engine_url"])
+        try:
+            with engine.engine_errors():
+                result.update(getattr(self, f"_{args['state']}")(engine.connect(url), args, task_vars or {}))
+        except engine.EngineError as error:
+            result.update(failed=True, exit_code=1, msg=str(error))
+        return result
+
+    def _looked_up(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        plan = args["plan"]
+        reaped = engine.reap(client)
+        stages = plan["stages"]
+        names = [stage["name"] for stage in stages]
+        usable = names.index(plan["rebuild"]) if plan["rebuild"] else len(stages)
+        done = next((n for n in range(usable, 0, -1) if engine.find(client, stages[n - 1]["key"])), 0)
+        final = f"{engine.STAGE}:{stages[-1]['key']}"
+        parent = f"{engine.STAGE}:{stages[done - 1]['key']}" if done else plan["base"]["base_image_name"]
+        missing = []
+        for stage in stages[done:]:
+            container = engine.container_name(plan["image"], stage["name"])
+            missing.append({**stage, "parent": parent, "container": container, "args": {role: plan["args"][role] for role in stage["roles"]}})
+            parent = f"{engine.STAGE}:{stage['key']}"
+        host = f"{plan['image']}@{task_vars['inventory_hostname']}"
+        return {
+            "changed": bool(reaped),
+            "reaped": reaped,
+            "cached": names[:done],
+            "needs_base": bool(missing) and not done and not engine.exists(client, plan["base"]["base_image_name"]),
+            "proven": not missing and engine.exists(client, f"{engine.PROVEN}:{stages[-1]['key']}"),
+            "engine_url": args["engine_url"],
+            "image": plan["image"],
+            "add_host": {
+                "host_name": host,
+                "groups": [f"image_builds_{plan['image'].replace('-', '_').replace('.', '_')}"],
+                "host_vars": {
+                    **{name: value for arguments in plan["args"].values() for name, value in arguments.items()},
+                    "image_missing": missing,
+                    "image_final": final,
+                    "image_engine_url": args["engine_url"],
+                    "image_build_host": task_vars["inventory_hostname"],
+                    "ansible_connection": "community.docker.docker_api",
+                    "ansible_docker_docker_host": args["engine_url"],
+                    "ansible_user": "root",
+                    "ansible_remote_tmp": f"{engine.VOLUME}/.ansible",
+                    "ansible_python_interpreter": "/usr/bin/python3",
+                },
+            },
+        }
+
+    def _started(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        stage = args["stage"]
+        engine.start(
+            client, parent=stage["parent"], name=stage["container"], ca_bundle=str(args.get("ca_bundle") or ""), network=str(args.get("network") or "bridge")
+        )
+        code, _ = engine.execute(client, stage["container"], ["/usr/bin/python3", "-c", "import json, zipfile"])
+        if code:
+            raise engine.EngineError(f"the base of stage {stage['name']} has no usable /usr/bin/python3, which Ansible's modules need; take a base that has one")
+        return {"changed": True, "stage": stage["name"]}
+
+    def _committed(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        stage = args["stage"]
+        labels = {
+            engine.LABEL + "stage": stage["name"],
+            engine.LABEL + "roles": " ".join(stage["roles"]),
+            engine.LABEL + "ansible-core": core_version,
+        }
+        made = engine.commit(client, name=stage["container"], parent=stage["parent"], key=stage["key"], labels=labels, config=stage["config"])
+        return {"changed": True, "stage": stage["name"], "key": stage["key"], **made}
+
+    def _absent(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        engine.remove(client, args["stage"]["container"])
+        return {"changed": True}
+
+    def _tagged(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        """The finished image gets its names: by key, and `latest` for people on this machine."""
+        plan = args["plan"]
+        key = plan["stages"][-1]["key"]
+        final = f"{engine.STAGE}:{key}"
+        names = [f"{engine.REPOSITORY}/{plan['image']}:{tag}" for tag in (key[:12], "latest")]
+        image = client.api.inspect_image(final)
+        for name in names:
+            engine.tag(client, final, name)
+        return {"changed": False, "image": plan["image"], "names": names, "id": image["Id"], "bytes": image["Size"]}

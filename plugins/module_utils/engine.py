@@ -1,0 +1,244 @@
+# Copyright: the modelarts.engine authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Build containers and stage images on one container engine.
+
+Stage images are `modelarts-engine/stage:<key>`. A build container has no label of its own (labels of a container go into what is
+committed from it); its name tells who owns it: `modelarts-engine-build.<image>.<stage>.<boot id>.<pid>.<start time>`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import docker
+import requests.exceptions
+from ansible_collections.modelarts.engine.plugins.module_utils import keys
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+
+REPOSITORY = "modelarts-engine"
+STAGE = f"{REPOSITORY}/stage"
+PROVEN = f"{REPOSITORY}/proven"
+LABEL = "io.modelarts.engine."
+CONTAINER = f"{REPOSITORY}-build"
+
+# Nothing written here is part of an image: the build's own traces, on memory or a volume. /tmp is a volume because the engine
+# copies files into a container's root file system underneath a tmpfs mount, where they are not seen and would be committed.
+TMPFS = ("/run", "/root", "/var/cache/apt", "/var/lib/apt/lists", "/var/log")
+VOLUME = "/tmp"  # noqa: S108
+CA_BUNDLE = f"{VOLUME}/build-ca.crt"
+
+# What package tools and the dynamic linker leave behind and make again when they need it.
+DROPPINGS = "rm -rf /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache /var/lib/dpkg/*-old /var/lib/apt/extended_states.old /etc/*- /etc/.pwd.lock"
+
+ALLOWED = ("/usr", "/etc", "/opt", "/home", "/bin", "/sbin", "/lib", "/lib64", "/var/lib", "/var/cache/debconf", "/srv")
+TRACES = ("__pycache__", ".ansible", ".cache", ".pyc", ".dpkg-new", ".dpkg-tmp", ".bash_history")
+SECRET_FILES = (".pem", ".key", ".p12", ".pfx")
+NO_SECRET = ("/usr/share/", "/usr/lib/", "/etc/ssl/certs/")
+
+
+class EngineError(Exception):
+    """The engine refused or could not be reached; the message says what and where."""
+
+
+class TraceError(EngineError):
+    """A build container holds files that must not be committed."""
+
+
+def message(error: Exception) -> str:
+    """What the engine says, without the SDK's wrapping."""
+    return getattr(error, "explanation", None) or str(error)
+
+
+@functools.lru_cache(maxsize=8)
+def connect(url: str) -> docker.DockerClient:
+    """A client of the engine at `url` (`unix:///var/run/docker.sock`).
+
+    :raises EngineError: nothing answers there.
+    """
+    try:
+        client = docker.DockerClient(base_url=url, timeout=600)
+        client.ping()
+    except (DockerException, requests.exceptions.RequestException) as error:
+        raise EngineError(f"no container engine answers at {url}: {message(error)}; start it, or give its address as build_host_engine_url") from error
+    return client
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks since boot at which a process began (proc(5), field 22); None where it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]
+
+
+def container_name(image: str, stage: str) -> str:
+    """Name of the build container that this process's playbook run owns; an action runs in a fork, its parent is the run."""
+    pid = os.getppid()
+    return f"{CONTAINER}.{image}.{stage}.{_boot_id()}.{pid}.{_start_time(pid)}"
+
+
+def _orphan(name: str) -> bool:
+    parts = name.removeprefix("/").split(".")
+    if len(parts) != 6 or parts[0] != CONTAINER or parts[3] != _boot_id():
+        return False
+    return _start_time(int(parts[4])) != parts[5]
+
+
+def reap(client: docker.DockerClient) -> list[str]:
+    """Removes build containers (with their volumes) whose run is gone, and stage images that never got their tag."""
+    gone = []
+    for container in client.api.containers(all=True, filters={"name": CONTAINER}):
+        name = container["Names"][0]
+        if _orphan(name) or (_foreign(name) and time.time() - container["Created"] > 86_400):
+            remove(client, name.removeprefix("/"))
+            gone.append(name.removeprefix("/"))
+    for image in client.api.images(filters={"dangling": True, "label": LABEL + "key"}):
+        if time.time() - image["Created"] > 60:
+            # A child, or a commit under way in another run, holds it: then it is not ours to remove.
+            with contextlib.suppress(APIError):
+                client.api.remove_image(image["Id"])
+    return gone
+
+
+def _foreign(name: str) -> bool:
+    return f".{_boot_id()}." not in name
+
+
+def find(client: docker.DockerClient, key: str) -> dict[str, Any] | None:
+    """The stage image of a key, or None. The exact tag is looked up and its own label and layers are checked, since labels are inherited by children."""
+    try:
+        image: dict[str, Any] = client.api.inspect_image(f"{STAGE}:{key}")
+    except ImageNotFound:
+        return None
+    labels = image["Config"].get("Labels") or {}
+    layers = image["RootFS"].get("Layers") or []
+    own = labels.get(LABEL + "key") == key and labels.get(LABEL + "parent-layers") == keys.digest(layers[:-1])
+    return image if own else None
+
+
+def exists(client: docker.DockerClient, reference: str) -> bool:
+    """Whether the engine has an image of that reference."""
+    try:
+        client.api.inspect_image(reference)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def tag(client: docker.DockerClient, reference: str, name: str) -> None:
+    """Gives an image another name, `repository:tag`."""
+    repository, _, version = name.rpartition(":")
+    client.api.tag(reference, repository, version)
+
+
+def start(client: docker.DockerClient, *, parent: str, name: str, ca_bundle: str = "", network: str = "bridge") -> None:
+    """Starts a build container of the parent image.
+
+    :param ca_bundle: a PEM file on the controller, put on the container's volume as `CA_BUNDLE`.
+    """
+    remove(client, name)
+    host = client.api.create_host_config(
+        tmpfs={path: "exec,mode=755" for path in TMPFS},
+        mounts=[docker.types.Mount(VOLUME, None, type="volume")],
+        network_mode=network,
+    )
+    container = client.api.create_container(
+        parent, command=["infinity"], entrypoint=["sleep"], name=name, host_config=host, labels={}, healthcheck={"test": ["NONE"]}
+    )
+    try:
+        client.api.start(container["Id"])
+    except APIError as error:
+        remove(client, name)
+        raise EngineError(f"the base {parent} cannot run `sleep`: {message(error)}") from error
+    if ca_bundle:
+        blob = io.BytesIO()
+        with tarfile.open(fileobj=blob, mode="w") as tar:
+            tar.add(ca_bundle, arcname=PurePosixPath(CA_BUNDLE).name, filter=lambda info: info.replace(uid=0, gid=0, mode=0o644))
+        client.api.put_archive(name, VOLUME, blob.getvalue())
+
+
+def execute(client: docker.DockerClient, name: str, command: list[str], user: str = "0:0") -> tuple[int, str]:
+    """Runs a command in a container; returns its exit code and what it printed."""
+    job = client.api.exec_create(name, command, user=user)
+    output = client.api.exec_start(job["Id"]).decode(errors="replace")
+    return client.api.exec_inspect(job["Id"])["ExitCode"], output
+
+
+def remove(client: docker.DockerClient, name: str) -> None:
+    """Removes a container and its volumes; one that is not there is fine."""
+    with contextlib.suppress(NotFound):
+        client.api.remove_container(name, force=True, v=True)
+
+
+def traces(changes: list[dict[str, Any]]) -> list[str]:
+    """Paths of a container's diff that must not be committed.
+
+    :param changes: as the engine's `GET /containers/{id}/changes` gives them: `Path`, and `Kind` 0 changed, 1 added, 2 deleted.
+    """
+    bad = []
+    ours = {*TMPFS, VOLUME}
+    for change in changes:
+        path = change["Path"]
+        name = PurePosixPath(path).name
+        if change["Kind"] == 2 or path in ours or any(mount.startswith(path + "/") for mount in ours):
+            continue
+        inside = any(path == top or path.startswith(top + "/") for top in ALLOWED) or any(top.startswith(path + "/") for top in ALLOWED)
+        secret = name.endswith(SECRET_FILES) and not path.startswith(NO_SECRET)
+        if not inside or secret or any(part.endswith(TRACES) for part in path.split("/")):
+            bad.append(path)
+    return sorted(bad)
+
+
+def commit(client: docker.DockerClient, *, name: str, parent: str, key: str, labels: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Commits a build container as one layer on its parent, checks the result and only then tags it.
+
+    :param config: of the image in the engine API's words (`User`, `Cmd`, …); what it leaves out stays as the parent has it.
+    :returns: `id`, and `bytes` that the new layer adds.
+    :raises TraceError: the container holds what must not be committed.
+    """
+    execute(client, name, ["sh", "-c", DROPPINGS])
+    bad = traces(client.api.diff(name) or [])
+    if bad:
+        shown = ", ".join(bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
+        raise TraceError(f"the roles left traces that do not belong in an image: {shown}; remove them in the role that wrote them")
+    before = client.api.inspect_image(parent)
+    base = before["Config"] or {}
+    layers = before["RootFS"].get("Layers") or []
+    wanted = {
+        "Entrypoint": base.get("Entrypoint") or [],
+        "Cmd": base.get("Cmd") or [],
+        "Healthcheck": base.get("Healthcheck") or {"Test": ["NONE"]},
+        **config,
+        "Labels": {**(base.get("Labels") or {}), **labels, LABEL + "key": key, LABEL + "parent-layers": keys.digest(layers)},
+    }
+    made = client.api.commit(name, conf=wanted)["Id"]
+    after = client.api.inspect_image(made)
+    wrong = [field for field, value in wanted.items() if field in config and (after["Config"].get(field) or type(value)()) != value]
+    if wrong or (after["RootFS"].get("Layers") or [])[:-1] != layers:
+        client.api.remove_image(made)
+        raise EngineError(f"the engine committed {name} otherwise than asked ({', '.join(wrong) or 'layers'}); nothing was tagged")
+    client.api.tag(made, STAGE, key)
+    return {"id": made, "bytes": after["Size"] - before["Size"]}
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    """Turns the SDK's errors into `EngineError`."""
+    try:
+        yield
+    except (DockerException, requests.exceptions.RequestException) as error:
+        raise EngineError(f"the container engine failed: {message(error)}") from error

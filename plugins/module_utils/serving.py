@@ -1,0 +1,161 @@
+# Copyright: the modelarts.engine authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Runs an image as the platform would and talks to it over verified TLS."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+from ansible_collections.modelarts.engine.plugins.module_utils import engine
+
+SERVING = engine.LABEL + "serving"
+PORT = "8080/tcp"
+CA_PATH = "/home/ma-user/.serving/tls/ca.crt"
+MODEL_PATH = "/home/mind/model"
+TMPFS = ("/tmp", "/run", "/home/ma-user")  # noqa: S108
+PROMPT = "what is machine learning"
+
+
+class ServingError(Exception):
+    """The image does not serve; the message says what happened and ends with the container's last lines."""
+
+
+def run_as_platform(client: docker.DockerClient, image: str, model: Path | str | None, *, port: int = 0, name: str | None = None) -> Any:
+    """Starts the image with no more than the platform gives it, and returns the container.
+
+    uid 1000, gid 100, read-only root with tmpfs on /tmp, /run and the home, 64 MB of /dev/shm, no capability, no new privileges; the
+    model folder is mounted read-only. The port is published on loopback only.
+
+    :param model: folder on the engine's host; None starts the image without one.
+    :param port: of the engine's host; 0 takes a free one.
+    """
+    return client.containers.run(
+        image,
+        detach=True,
+        name=name,
+        user="1000:100",
+        read_only=True,
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        tmpfs=dict.fromkeys(TMPFS, ""),
+        shm_size="64m",
+        mounts=[docker.types.Mount(MODEL_PATH, str(model), type="bind", read_only=True)] if model else [],
+        ports={PORT: ("127.0.0.1", port or None)},
+        labels={SERVING: "true"},
+    )
+
+
+def last_lines(container: Any, count: int = 15) -> str:
+    """The container's last lines, both streams."""
+    text: str = container.logs(tail=count).decode(errors="replace").strip()
+    return text
+
+
+def ca_certificate(container: Any) -> str | None:
+    """The CA certificate the image made at start, PEM; None while it has none."""
+    code, output = container.exec_run(["cat", CA_PATH])
+    return output.decode() if code == 0 else None
+
+
+class Service:
+    """A running image, addressed as `https://localhost:<port>`.
+
+    :param container: started by `run_as_platform`.
+    """
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+        self._ca = ""
+
+    @property
+    def port(self) -> int:
+        """The published port on loopback."""
+        self.container.reload()
+        published = (self.container.attrs["NetworkSettings"]["Ports"] or {}).get(PORT)
+        if not published:
+            raise ServingError(f"the container does not run (state: {self.container.status}):\n{last_lines(self.container)}")
+        return int(published[0]["HostPort"])
+
+    @property
+    def ca(self) -> str:
+        """The CA certificate that verifies the service, PEM."""
+        self._ca = self._ca or ca_certificate(self.container) or ""
+        return self._ca
+
+    def request(self, method: str, path: str, body: Any = None, timeout: float = 60.0) -> http.client.HTTPResponse:
+        """One request over TLS, verified against the image's own CA. The response is not read yet.
+
+        :param body: anything JSON can hold, or None.
+        :raises OSError: no connection, or the certificate does not verify.
+        """
+        context = ssl.create_default_context(cadata=self.ca)
+        connection = http.client.HTTPSConnection("localhost", self.port, context=context, timeout=timeout)
+        data = None if body is None else json.dumps(body).encode()
+        connection.request(method, path, body=data, headers={"Content-Type": "application/json"} if data else {})
+        return connection.getresponse()
+
+    def wait(self, seconds: float) -> float:
+        """Waits until `/health` answers 200; returns how long that took, in seconds.
+
+        :raises ServingError: the container ended, or did not become healthy in time.
+        """
+        started = time.monotonic()
+        seen = "no answer yet"
+        while time.monotonic() - started < seconds:
+            self.container.reload()
+            if self.container.status in ("exited", "dead"):
+                code = self.container.attrs["State"]["ExitCode"]
+                raise ServingError(f"the container ended with exit code {code} before it was healthy:\n{last_lines(self.container)}")
+            try:
+                if self.ca:
+                    response = self.request("GET", "/health", timeout=5.0)
+                    seen = f"{response.status} {response.read(200).decode(errors='replace')}"
+                    if response.status == http.client.OK:
+                        return time.monotonic() - started
+            except (OSError, http.client.HTTPException) as error:
+                seen = str(error)
+            time.sleep(0.1)
+        raise ServingError(f"/health did not answer 200 within {seconds:.0f} s (last: {seen}):\n{last_lines(self.container)}")
+
+    def infer(self, text: str, max_tokens: int = 64) -> str:
+        """Sends the tutorial's request to `/v2/models/ensemble/infer` and returns the text of the answer."""
+        response = self.request("POST", "/v2/models/ensemble/infer", tutorial_request(text, max_tokens))
+        body = response.read().decode(errors="replace")
+        if response.status != http.client.OK:
+            raise ServingError(f"the model refused the request: {response.status} {body[:600]}")
+        outputs = {output["name"]: output["data"] for output in json.loads(body)["outputs"]}
+        return str(outputs["text_output"][0])
+
+    def stream(self, text: str, max_tokens: int = 64) -> Iterator[str]:
+        """The answer piece by piece, as `/v2/models/ensemble_stream/generate_stream` sends it (server-sent events)."""
+        body = {"text_input": text, "max_tokens": max_tokens, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
+        response = self.request("POST", "/v2/models/ensemble_stream/generate_stream", body)
+        if response.status != http.client.OK:
+            raise ServingError(f"the model refused the request: {response.status} {response.read(600).decode(errors='replace')}")
+        for line in response:
+            if line.startswith(b"data:"):
+                event = json.loads(line[5:])
+                if "error" in event:
+                    raise ServingError(f"the model stopped: {event['error']}")
+                yield str(event["text_output"])
+
+
+def tutorial_request(text: str, max_tokens: int) -> dict[str, Any]:
+    """The request of the platform's tutorial (KServe V2 JSON): every tensor has shape [1, 1]."""
+    tensors: list[tuple[str, str, str | int]] = [
+        ("text_input", "BYTES", text),
+        ("max_tokens", "UINT32", max_tokens),
+        ("bad_words", "BYTES", ""),
+        ("stop_words", "BYTES", ""),
+        ("pad_id", "UINT32", 2),
+        ("end_id", "UINT32", 2),
+    ]
+    inputs = [{"name": name, "datatype": kind, "shape": [1, 1], "data": [value]} for name, kind, value in tensors]
+    return {"inputs": inputs, "outputs": [{"name": "text_output"}]}

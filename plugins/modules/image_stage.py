@@ -1,0 +1,62 @@
+# Copyright: the modelarts.engine authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation of the action of this name; it runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: image_stage
+short_description: Look up, start, commit or remove what a stage needs
+description:
+  - Works on one container engine through its API. Before a commit the container's changes are checked for traces of the build.
+version_added: 0.1.0
+author: the modelarts.engine authors
+attributes:
+  check_mode: {description: Can run in check mode, support: none}
+options:
+  state:
+    description: What to bring about.
+    type: str
+    required: true
+    choices: [looked_up, started, committed, absent, tagged]
+  engine_url:
+    description: The engine as the controller reaches it.
+    type: str
+    required: true
+  plan:
+    description: What image_plan returned; for C(looked_up) and C(tagged).
+    type: dict
+  stage:
+    description: One of the missing stages that C(looked_up) found.
+    type: dict
+  ca_bundle:
+    description: PEM file on the controller that the build container trusts; never committed.
+    type: str
+  network:
+    description: The build container's network.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: Commit the stage
+  modelarts.engine.image_stage:
+    state: committed
+    stage: "{{ stage }}"
+    engine_url: unix:///var/run/docker.sock
+"""
+
+RETURN = r"""
+cached:
+  description: Names of the stages that need no build.
+  returned: looked_up
+  type: list
+bytes:
+  description: Bytes that the new layer adds.
+  returned: committed
+  type: int
+names:
+  description: The image's names.
+  returned: tagged
+  type: list
+"""
