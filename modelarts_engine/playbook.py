@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -116,7 +117,7 @@ def run(playbook: str, *, inventory: str | None, extra: Mapping[str, Any], progr
         return False
 
     cancel = _Cancel()
-    with _private_dir() as private, cancel.listening(), _environment({"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}):
+    with _private_dir() as private, cancel.listening(), _environment(_additional()):
         variables = private / "variables.json"
         variables.touch(0o600)
         variables.write_text(json.dumps(dict(extra)))
@@ -149,6 +150,11 @@ def run(playbook: str, *, inventory: str | None, extra: Mapping[str, Any], progr
     if outcome.code != DONE:
         _clean(outcome)
     return outcome
+
+
+def _additional() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PATH": path}
 
 
 def _code(failure: Mapping[str, Any]) -> int:

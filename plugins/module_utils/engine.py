@@ -38,8 +38,9 @@ CA_BUNDLE = f"{VOLUME}/build-ca.crt"
 # What package tools and the dynamic linker leave behind and make again when they need it.
 DROPPINGS = "rm -rf /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache /var/lib/dpkg/*-old /var/lib/apt/extended_states.old /etc/*- /etc/.pwd.lock"
 
-ALLOWED = ("/usr", "/etc", "/opt", "/home", "/bin", "/sbin", "/lib", "/lib64", "/var/lib", "/var/cache/debconf", "/srv")
-TRACES = ("__pycache__", ".ansible", ".cache", ".pyc", ".dpkg-new", ".dpkg-tmp", ".bash_history")
+ALLOWED = ("/usr", "/etc", "/opt", "/home", "/bin", "/sbin", "/lib", "/lib64", "/var/lib", "/var/cache/debconf", "/var/www", "/srv")
+TRACE_NAMES = {"__pycache__", ".ansible", ".cache", ".bash_history", ".pip"}
+TRACE_FILES = (".pyc", ".dpkg-new", ".dpkg-tmp")
 SECRET_FILES = (".pem", ".key", ".p12", ".pfx")
 NO_SECRET = ("/usr/share/", "/usr/lib/", "/etc/ssl/certs/")
 
@@ -198,7 +199,7 @@ def traces(changes: list[dict[str, Any]]) -> list[str]:
             continue
         inside = any(path == top or path.startswith(top + "/") for top in ALLOWED) or any(top.startswith(path + "/") for top in ALLOWED)
         secret = name.endswith(SECRET_FILES) and not path.startswith(NO_SECRET)
-        if not inside or secret or any(part.endswith(TRACES) for part in path.split("/")):
+        if not inside or secret or name.endswith(TRACE_FILES) or TRACE_NAMES & set(path.split("/")):
             bad.append(path)
     return sorted(bad)
 

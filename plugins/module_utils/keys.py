@@ -24,7 +24,7 @@ SCHEMA = 1
 COLLECTION = "modelarts.engine"
 
 # Arguments that say where a thing is fetched or kept, not what it is. Two hosts that differ in them share their cache.
-WHERE_NOT_WHAT = ("_cache_dir", "_ca_bundle", "_engine_url", "_mirrors")
+WHERE_NOT_WHAT = ("_cache", "_cache_dir", "_ca_bundle", "_engine_url", "_mirrors")
 
 _NOT_CONTENT = ("README.md", "__pycache__")
 _REACHED = re.compile(r"ansible_collections\.modelarts\.engine\.plugins\.(\w+)\.(\w+)|(?<![\w.])modelarts\.engine\.(\w+)")
