@@ -92,8 +92,8 @@ trap 'exit 130' INT TERM HUP
 exec 9< "$work"
 flock 9
 chmod 755 "$work" # mmdebstrap's user of an unprivileged build and apt's read it
-export TMPDIR=$work SOURCE_DATE_EPOCH=1704067200 # file times are cut to it, so two builds of the same packages are the same
-mkdir "$work/files"
+export TMPDIR=$work/unpacked SOURCE_DATE_EPOCH=1704067200 # file times are cut to it, so two builds of the same packages are the same
+mkdir "$work/files" "$TMPDIR"
 for wheel in $WHEELS; do cp "${FILES/#\~/$HOME}/$wheel" "$work/files/"; done
 export FILES=$work/files
 cp "$0" "$work/bootstrap.sh"
@@ -123,7 +123,9 @@ fi
 printf 'Acquire::Languages "none";\nAcquire::Retries "3";\n' >> "$work/apt.conf"
 
 own=()
-if [ "$(id -u)" = 0 ]; then own=(unshare --mount); fi # its mounts end with it, however it ends
+# Unpacked in memory, about 500 MB, and in a mount namespace, whose mounts end with it, however it ends.
+# shellcheck disable=SC2016
+if [ "$(id -u)" = 0 ]; then own=(unshare --mount sh -c 'mount -t tmpfs -o mode=755 tmpfs "$TMPDIR" && exec "$@"' sh); fi
 if ! "${own[@]}" mmdebstrap --variant=minbase --format=tar --hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr \
     ${PACKAGES:+--include="$PACKAGES"} --aptopt="$work/apt.conf" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
@@ -133,7 +135,7 @@ if ! "${own[@]}" mmdebstrap --variant=minbase --format=tar --hook-dir=/usr/share
     "$SUITE" "$work/root.tar" "${sources[@]}" > "$work/log" 2>&1 9<&-; then
     say "The suite $SUITE could not be bootstrapped. Check that the build host reaches these sources and that they have the packages ($PACKAGES):"
     say "$SOURCES"
-    grep -E '^(E:|W:|Err:)|rror' "$work/log" | tail -n 12 >&2 || tail -n 12 "$work/log" >&2
+    grep -E '^([EW]|Err)' "$work/log" | grep -vE '^E: (command|mmdebstrap|setup) failed' | tail -n 6 >&2 || tail -n 12 "$work/log" >&2
     exit 1
 fi
 
