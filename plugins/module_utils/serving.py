@@ -19,7 +19,8 @@ SERVING = engine.LABEL + "serving"
 PORT = "8080/tcp"
 CA_PATH = "/home/ma-user/.serving/tls/ca.crt"
 MODEL_PATH = "/home/mind/model"
-TMPFS = ("/tmp", "/run", "/home/ma-user")  # noqa: S108
+# A tmpfs over a folder that exists takes that folder's mode but belongs to root, so the home's owner has to be said.
+TMPFS = {"/tmp": "", "/run": "", "/home/ma-user": "uid=1000,gid=100,mode=0700"}  # noqa: S108
 PROMPT = "what is machine learning"
 
 
@@ -44,7 +45,7 @@ def run_as_platform(client: docker.DockerClient, image: str, model: Path | str |
         read_only=True,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
-        tmpfs=dict.fromkeys(TMPFS, ""),
+        tmpfs=TMPFS,
         shm_size="64m",
         mounts=[docker.types.Mount(MODEL_PATH, str(model), type="bind", read_only=True)] if model else [],
         ports={PORT: ("127.0.0.1", port or None)},

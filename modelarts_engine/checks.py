@@ -1,0 +1,114 @@
+"""Everything that must hold before a change lands: lint, unit, integration, molecule."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, run
+from modelarts_engine.progress import Progress
+
+SHELL_SCRIPTS = ("sh", "bash")
+
+
+def _shell_scripts() -> list[str]:
+    found = []
+    for top in ("roles", "tools", ".ci"):
+        for path in sorted((ROOT / top).rglob("*")):
+            if path.is_file() and path.suffix in ("", ".sh"):
+                with path.open("rb") as file:
+                    first = file.readline(80).decode(errors="ignore")
+                if first.startswith("#!") and first.split()[-1].rpartition("/")[2] in SHELL_SCRIPTS:
+                    found.append(str(path.relative_to(ROOT)))
+    return found
+
+
+def lint() -> list[list[str]]:
+    """Linters, type checks, generated tables, and that the collection can be built."""
+    python = sys.executable
+    code = ["modelarts_engine", "runner.py", "plugins", "tools", "verify", "tests", "molecule"]
+    return [
+        ["yamllint", "--strict", "."],
+        ["ansible-lint", "--offline"],
+        ["ruff", "check", "--no-cache", "."],
+        ["ruff", "format", "--no-cache", "--check", "."],
+        ["mypy", "--no-incremental", *[name for name in code if (ROOT / name).exists()]],
+        ["shellcheck", *_shell_scripts()],
+        [python, "tools/role_docs.py", "--check"],
+        ["ansible-galaxy", "collection", "build", "--force", "--output-path", ".cache/collection"],
+    ]
+
+
+def unit() -> list[list[str]]:
+    """Tests that need no engine."""
+    return [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit"]]
+
+
+def integration() -> list[list[str]]:
+    """Tests on the real engine, with the real server and the real model."""
+    return [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=15", "tests/integration"]]
+
+
+def molecule() -> list[list[str]]:
+    """Each role's scenario: dry run, converge, idempotence, verify."""
+    return [["molecule", "test", "--all", "--command-borders"]]
+
+
+PARTS: dict[str, Callable[[], list[list[str]]]] = {"lint": lint, "unit": unit, "integration": integration, "molecule": molecule}
+NEEDS_ENGINE = ("integration", "molecule")
+
+
+def _environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {
+        **os.environ, "PATH": path, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "PYTHONDONTWRITEBYTECODE": "1",
+        "ANSIBLE_FORCE_COLOR": "0", "NO_COLOR": "1",
+    }  # fmt: skip
+
+
+def _install(command: str, package: str) -> str:
+    """Brings a command from the system's package sources where that is allowed; returns what is wrong, or nothing."""
+    if shutil.which(command):
+        return ""
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return f"{command} is missing; install the package {package}"
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", package]):
+        done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"{command} is missing and apt-get {step[0]} failed: {done.stderr.strip()[-300:]}"
+    return ""
+
+
+def run_all(only: Iterable[str] | None) -> int:
+    """Runs the parts in order and goes on after a failure, so that one run shows all there is.
+
+    :param only: names of parts, or None for all.
+    :returns: the exit code.
+    """
+    names = [name for name in PARTS if not only or name in only]
+    if "lint" in names and (wrong := _install("shellcheck", "shellcheck")):
+        print(f"error: {wrong}", file=sys.stderr)
+        return NOT_FIT
+    if any(name in NEEDS_ENGINE for name in names):
+        outcome = run("doctor.yml", inventory=None, extra={}, progress=Progress("host"))
+        if outcome.code != DONE:
+            return outcome.code
+    failed = []
+    for name in names:
+        for command in PARTS[name]():
+            shown = " ".join(Path(word).name if word == sys.executable else word for word in command)
+            print(f"== {name}: {shown[:120]}", flush=True)
+            started = time.monotonic()
+            code = subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode
+            print(f"== {name}: {'passed' if code == 0 else f'FAILED ({code})'} in {time.monotonic() - started:.0f} s", flush=True)
+            if code:
+                failed.append(f"{name}: {shown[:120]}")
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    return FAILED if failed else DONE
