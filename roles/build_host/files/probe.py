@@ -27,6 +27,7 @@ SET_UP = "build_host_install_engine=true does it, as root."
 NOT_ROOT = "Connect as root (ansible_user, or become) to have it set up."
 NO_CLIENT = "Install it: apt-get install docker.io docker-cli."
 NO_MMDEBSTRAP = "Install it: apt-get install mmdebstrap. Or pull a base image."
+NO_UIDMAP = "Install uidmap and give the user a range in /etc/subuid and /etc/subgid, or connect as root."
 NO_ROOM = "Free some ('docker system prune'), or lower build_host_min_disk_gb."
 NO_ROOM_TO_UNPACK = "Free some: base images are unpacked there."
 NO_MEMORY = "Use a larger host, or lower build_host_min_memory_gb."
@@ -160,6 +161,8 @@ def examine(needs: Needs) -> tuple[list[Row], list[str]]:
         rows += [mmdebstrap, sized("disk at /var/tmp", free_bytes("/var/tmp"), 2, NO_ROOM_TO_UNPACK)]  # noqa: S108
         if not mmdebstrap.fit:
             missing.append("mmdebstrap")
+        if os.geteuid() != 0:
+            rows.append(tool_row("newuidmap", NO_UIDMAP))
     if needs["gpu"]:
         rows += gpu_rows(needs, info)
     if not needs["install_engine"]:
