@@ -15,7 +15,7 @@ def test_c01_user(host):
     assert (user.uid, user.home, user.shell) == (1000, "/home/ma-user", "/bin/bash")
     assert host.check_output("getent passwd 1000").startswith("ma-user:")
     home = host.file("/home/ma-user")
-    assert (home.uid, home.gid, home.mode) == (1000, 100, 0o750)
+    assert (home.uid, home.gid, home.mode) == (1000, 100, 0o1777)
 
 
 def test_c02_group(host):
