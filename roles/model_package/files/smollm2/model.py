@@ -131,10 +131,13 @@ class TritonPythonModel:
         """Return the request as llama.cpp's chat interface takes it. Raises ValueError with a message for the user."""
         text = "".join(read_text(request, "text_input"))
         if not text.strip():
-            raise ValueError("text_input is empty")
+            raise ValueError("text_input is missing or empty")
+        tokens = read_number(request, "max_tokens", 1, self.context)
+        if tokens is None:  # Triton counts inputs, it does not look whether those that are required are among them
+            raise ValueError("max_tokens is missing")
         body = {
             "messages": [{"role": "user", "content": text}],
-            "max_tokens": read_number(request, "max_tokens", 1, self.context),
+            "max_tokens": tokens,
             "stop": parse_words(read_text(request, "stop_words")),
             "temperature": read_number(request, "temperature", 0, 10) or 0,
             "stream": True,

@@ -35,28 +35,34 @@ def forbidding_grammar(words: Iterable[str]) -> str:
     the state of the longest end of the text that begins a word. A state that would complete a word has no rule. Unlike
     a ban of tokens it sees words across the borders of tokens, and leaves alone what only shares letters with a word.
     """
-    forbidden = sorted(set(words))
-    alphabet = sorted(set("".join(forbidden)))
-    begun = {word[:length] for word in forbidden for length in range(len(word))}
-    # The root has to be the first, and only states that can be reached have a rule.
-    states = [""]
+    children: list[dict[str, int]] = [{}]
+    completes = [False]
+    for word in sorted(set(words)):
+        state = 0
+        for character in word:
+            if character not in children[state]:
+                children[state][character] = len(children)
+                children.append({})
+                completes.append(False)
+            state = children[state][character]
+        completes[state] = True
+
+    # Breadth first, so what a state falls back to is known by then. Steps: the characters that do not lead to state 0.
+    steps: dict[int, dict[str, int]] = {0: children[0]}
+    fallback = {0: 0}
     rules = ["root ::= s0"]
-    for state in states:
-        elsewhere = []
-        options = []
-        for character in alphabet:
-            text = state + character
-            if any(text.endswith(word) for word in forbidden):
-                elsewhere.append(character)
-                continue
-            after = next(text[start:] for start in range(len(text) + 1) if text[start:] in begun)
-            if after:
-                if after not in states:
-                    states.append(after)
-                elsewhere.append(character)
-                options.append(f"[{_escape(character)}] s{states.index(after)}")
-        options.append(f"[^{''.join(map(_escape, elsewhere))}] s0")
-        rules.append(f's{states.index(state)} ::= {" | ".join(options)} | ""')
+    reached = [0]
+    for state in reached:
+        if state:
+            steps[state] = steps[fallback[state]] | children[state]
+        for character, child in children[state].items():
+            fallback[child] = steps[fallback[state]].get(character, 0) if state else 0
+            completes[child] |= completes[fallback[child]]
+            if not completes[child]:
+                reached.append(child)
+        options = [f"[{_escape(read)}] s{after}" for read, after in steps[state].items() if not completes[after]]
+        options.append(f"[^{''.join(map(_escape, steps[state]))}] s0")
+        rules.append(f's{state} ::= {" | ".join(options)} | ""')
     return "\n".join(rules) + "\n"
 
 
