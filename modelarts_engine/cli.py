@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -33,7 +34,20 @@ def _variables(pairs: list[str]) -> dict[str, Any]:
         if not isinstance(data, dict) or "_raw_params" in data:
             raise ValueError(f"-e {pair}: give name=value, a JSON object, or @file")
         result.update(data)
-    return result
+    return _typed(result)
+
+
+def _typed(values: dict[str, Any]) -> dict[str, Any]:
+    """Numbers, booleans and lists that a command line can only say as text, as the roles' specs want them; what does not fit stays, to be refused with its name."""
+    from modelarts_engine import engine_client
+
+    collection = engine_client.keys.Collection(ROOT)
+    options = {name: option for role in collection.roles() for name, option in collection.options(role).items()}
+    for name in set(values) & set(options):
+        if isinstance(values[name], str) and "{{" not in values[name]:
+            with contextlib.suppress(engine_client.keys.InputError):
+                values[name] = engine_client.keys.arguments({name: options[name]}, {name: values[name]}, name)[name]
+    return values
 
 
 def build(arguments: argparse.Namespace) -> int:
@@ -68,9 +82,8 @@ def build(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Says what of the build hosts is fit and what is not; changes nothing."""
-    extra = {**_variables(arguments.extra), "build_host_report_only": True}
-    outcome = run("doctor.yml", inventory=arguments.inventory, extra=extra, progress=Progress("doctor"))
-    return outcome.code
+    extra = {**_variables(arguments.extra), "build_host_install_engine": False}
+    return run("doctor.yml", inventory=arguments.inventory, extra=extra, progress=Progress("doctor", tables=True)).code
 
 
 def _client(arguments: argparse.Namespace) -> Any:

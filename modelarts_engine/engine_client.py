@@ -8,11 +8,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "collections"))
 
-from ansible_collections.modelarts.engine.plugins.module_utils import engine, serving  # noqa: E402
+from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, serving  # noqa: E402
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 
-__all__ = ["DEFAULT_URL", "engine", "find_image", "reap", "running", "serving"]
+__all__ = ["DEFAULT_URL", "engine", "find_image", "keys", "reap", "running", "serving"]
 
 
 def reap(url: str) -> list[str]:

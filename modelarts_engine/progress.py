@@ -7,6 +7,10 @@ import time
 from typing import Any, TextIO
 
 
+# Roles of the build host whose work is a step of its own.
+STEPS = {"base_image": ("base", "made"), "model_package": ("model", "packed")}
+
+
 def size(count: int) -> str:
     """Bytes as people say them, decimal: `12.3 MB`."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
@@ -16,25 +20,33 @@ class Progress:
     """Follows a run's events.
 
     :param stream: where the lines go; redrawn in place where it is a terminal.
+    :param tables: whether to print the tables of fit and unfit, too.
     """
 
-    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+    def __init__(self, name: str, stream: TextIO | None = None, *, tables: bool = False) -> None:
         self.name = name
+        self._tables = tables
         self.stream = stream or sys.stdout
         self._terminal = self.stream.isatty()
         self._started = self._step_started = time.monotonic()
         self._drawn = 0.0
-        self._stages: dict[str, float] = {}
+        self._role = ""
+        self._changed = False
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
         """One event of ansible-runner, with its data."""
         if kind == "playbook_on_task_start":
             role = str(data.get("role") or "").rpartition(".")[2]
+            if role != self._role:
+                if self._changed and self._role in STEPS:
+                    self.step(*STEPS[self._role])
+                self._role, self._changed = role, False
             self._draw(f"{role}: {data.get('task')}" if role else str(data.get("task")))
         elif kind == "runner_on_ok" and isinstance(data.get("res"), dict):
-            self._result(str(data.get("task_action")).rpartition(".")[2], data, data["res"])
+            self._changed = self._changed or bool(data["res"].get("changed"))
+            self._result(str(data.get("task_action")).rpartition(".")[2], data["res"])
 
-    def _result(self, action: str, data: dict[str, Any], result: dict[str, Any]) -> None:
+    def _result(self, action: str, result: dict[str, Any]) -> None:
         if action == "image_stage" and "cached" in result:
             self.step("host", "fit")
             for name in result["cached"]:
@@ -45,8 +57,8 @@ class Progress:
             self.step("image", f"{result['names'][0]}, {size(result['bytes'])}")
         elif action == "image_rehearse":
             self.step("rehearsal", f"healthy after {result['ready_seconds']:.1f} s, answered")
-        elif str(data.get("role", "")).endswith("base_image") and data.get("task") == "Import the base":
-            self.step("base", "made")
+        elif self._tables and self._role == "build_host" and action == "assert" and "\n" in str(result.get("msg")):
+            self._print(str(result["msg"]))
 
     def step(self, step: str, what: str) -> None:
         """A finished step's line: what it is, how it ended, the time since the step before."""

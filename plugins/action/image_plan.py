@@ -61,6 +61,8 @@ class ActionModule(ActionBase):
         stages = [stage for stage in args["stages"] if stage["roles"]]
         self._check_stages(stages, str(args.get("rebuild") or ""))
         self._check_names()
+        # What the command line and the recipe say reaches a role as it is written, whatever the spec makes of it: it outranks a host's variables.
+        self._as_written = {**self._task._parent._play.get_vars(), **load_extra_vars(self._loader)}
         host_roles = (*HOST_ROLES, "model_package") if self._vars.get("image_model") else HOST_ROLES
         host = keys.resolve(host_roles, self._collection, lambda role, seen: self._given(role, seen, {"base_image_name": "-", **args["base"]}))
         base = host["base_image"]
@@ -118,6 +120,13 @@ class ActionModule(ActionBase):
                 values[name] = templar.template(value)
             except AnsibleError as error:
                 raise keys.InputError(f"{name}: its value cannot be worked out: {error}") from error
+        written = {name: value for name, value in values.items() if name in self._as_written}
+        coerced = keys.arguments({name: {**options[name], "required": False} for name in written}, written, role)
+        for name, value in written.items():
+            if keys.canonical(coerced.get(name)) != keys.canonical(value):
+                kind = options[name].get("type", "str")
+                typed = keys.canonical(coerced.get(name))
+                raise keys.InputError(f"{name}: it must be given as {kind}, not {value!r}; with ansible-playbook as JSON: -e '{{\"{name}\": {typed}}}'")
         return values
 
 
