@@ -11,6 +11,7 @@ from typing import Any
 
 import docker
 import pytest
+import requests.exceptions
 import testinfra
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,15 +57,16 @@ def contract(pytestconfig: pytest.Config) -> Iterator[Contract]:
     url = pytestconfig.getoption("--engine-url") or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     os.environ["DOCKER_HOST"] = url  # testinfra's too
     image = pytestconfig.getoption("--image")
+    model = pytestconfig.getoption("--model").resolve()
     try:
         request = Request.load(pytestconfig.getoption("--request") or ROOT / "verify/requests/triton.json")
         client = docker.DockerClient(base_url=url, timeout=600)
-        contract = Contract(
-            client, image, pytestconfig.getoption("--model").resolve(), request, pytestconfig.getoption("--wait")
-        )
+        contract = Contract(client, image, model, request, pytestconfig.getoption("--wait"))
     except docker.errors.ImageNotFound:
         pytest.exit(f"the engine at {url} has no image {image}", returncode=2)
-    except (docker.errors.DockerException, ValueError) as error:
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        pytest.exit(f"no container engine answers at {url}: {error}", returncode=2)
+    except ValueError as error:
         pytest.exit(str(error), returncode=2)
     yield contract
     contract.close()

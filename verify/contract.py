@@ -465,8 +465,8 @@ class Contract:
     def inspect_layers(self, judge: Callable[[tarfile.TarInfo, IO[bytes] | None], str | None]) -> list[str]:
         """What `judge` says of the files in the layers, empty answers left out.
 
-        The layers of the base are somebody else's. The history tells a stage's layer by the command of its build container;
-        where it tells of none, every layer counts.
+        The layers of the base are somebody else's. The history tells a stage's layer by the command of its
+        build container; where it tells of none, every layer counts.
 
         :param judge: gets an entry and, for a regular file, its content.
         """
