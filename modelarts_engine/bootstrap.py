@@ -38,7 +38,7 @@ def enter(arguments: list[str]) -> None:
     The marker is written last, so an interrupted installation is made anew.
     Exits with 3 and a message where Python is too old or the environment cannot be made.
     """
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file is what an older Python sees first
         _stop(f"Python {sys.version.split()[0]} is too old; run this with Python 3.11 or later")
     if not arguments or {"-h", "--help"} & set(arguments):
         return
@@ -58,10 +58,20 @@ def _install(locks: list[Path], *, keep: bool) -> None:
         shutil.rmtree(VENV, ignore_errors=True)
         _make_venv()
     MARKER.unlink(missing_ok=True)
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--require-hashes"]
+    pip = [
+        str(VENV / "bin" / "python"),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-qq",
+        "--require-hashes",
+    ]
     done = subprocess.run([*pip, *[word for lock in locks for word in ("-r", str(lock))]], check=False)
     if done.returncode:
-        _stop("pip could not install the locked requirements (its message is above); check the network, or the index and CA that pip is configured with, and run again")
+        _stop(
+            "pip could not install the locked requirements (its message is above); check the network, and the index and CA of pip's configuration"
+        )
     print(f"setting up {VENV.name}: done in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -71,11 +81,15 @@ def _make_venv() -> None:
         # Debian keeps the module that puts pip into an environment in a package of its own.
         apt = shutil.which("apt-get")
         if not apt or os.geteuid() != 0:
-            _stop("this Python cannot make virtual environments; install its venv module (on Debian and Ubuntu: apt-get install python3-venv) and run again")
+            _stop(
+                "this Python cannot make virtual environments; install its venv module (on Debian and Ubuntu: apt-get install python3-venv) and run again"
+            )
         print("installing python3-venv from the system's package sources", file=sys.stderr, flush=True)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for step in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", "python3-venv"]):
-            done = subprocess.run([apt, *step], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(
+                [apt, *step], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+            )
             if done.returncode:
                 _stop(f"apt-get {step[0]} failed: {done.stderr.strip()[-400:]}")
     made = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -59,7 +59,12 @@ def molecule() -> list[list[str]]:
     return [["molecule", "test", "--all", "--command-borders"]]
 
 
-PARTS: dict[str, Callable[[], list[list[str]]]] = {"lint": lint, "unit": unit, "integration": integration, "molecule": molecule}
+PARTS: dict[str, Callable[[], list[list[str]]]] = {
+    "lint": lint,
+    "unit": unit,
+    "integration": integration,
+    "molecule": molecule,
+}
 NEEDS_ENGINE = ("integration", "molecule")
 
 
@@ -106,7 +111,10 @@ def run_all(only: Iterable[str] | None) -> int:
             print(f"== {name}: {shown[:120]}", flush=True)
             started = time.monotonic()
             code = subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode
-            print(f"== {name}: {'passed' if code == 0 else f'FAILED ({code})'} in {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"== {name}: {'passed' if code == 0 else f'FAILED ({code})'} in {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
             if code:
                 failed.append(f"{name}: {shown[:120]}")
     for line in failed:

@@ -38,7 +38,10 @@ def _variables(pairs: list[str]) -> dict[str, Any]:
 
 
 def _typed(values: dict[str, Any]) -> dict[str, Any]:
-    """Numbers, booleans and lists that a command line can only say as text, as the roles' specs want them; what does not fit stays, to be refused with its name."""
+    """Numbers, booleans and lists that a command line can only say as text, as the roles' specs want them.
+
+    What does not fit stays as it is, to be refused by name.
+    """
     from modelarts_engine import engine_client
 
     collection = engine_client.keys.Collection(ROOT)
@@ -55,7 +58,10 @@ def build(arguments: argparse.Namespace) -> int:
     worst = DONE
     for image in arguments.image:
         if image not in _recipes():
-            print(f"error: there is no recipe for {image}; there is {', '.join(_recipes())} (playbooks/build_*.yml)", file=sys.stderr)
+            print(
+                f"error: there is no recipe for {image}; there is {', '.join(_recipes())} (playbooks/build_*.yml)",
+                file=sys.stderr,
+            )
             return USAGE
     for image in arguments.image:
         extra = _variables(arguments.extra)
@@ -64,10 +70,18 @@ def build(arguments: argparse.Namespace) -> int:
         if arguments.rehearse:
             extra["image_rehearse"] = True
         progress = Progress(image)
-        outcome = run(f"build_{image}.yml", inventory=arguments.inventory, extra=extra, progress=progress, timeout=arguments.timeout)
+        outcome = run(
+            f"build_{image}.yml",
+            inventory=arguments.inventory,
+            extra=extra,
+            progress=progress,
+            timeout=arguments.timeout,
+        )
         named = [result for result in outcome.of("image_stage") if result.get("image") == image and "names" in result]
         if outcome.code == DONE and not named:
-            progress.error(f"no image was built: no host of the inventory matches {extra.get('image_hosts', 'build_hosts')}")
+            progress.error(
+                f"no image was built: no host of the inventory matches {extra.get('image_hosts', 'build_hosts')}"
+            )
             outcome.code = FAILED
         for result in outcome.of("image_rehearse"):
             if "answer" in result:
@@ -75,7 +89,10 @@ def build(arguments: argparse.Namespace) -> int:
         if outcome.code == DONE:
             print(f"{image}: done in {progress.elapsed:.1f} s; ./runner.py serve {image} keeps it up")
         else:
-            print(f"{image}: failed after {progress.elapsed:.1f} s; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
+            print(
+                f"{image}: failed after {progress.elapsed:.1f} s; Ansible's output: {outcome.log}/stdout",
+                file=sys.stderr,
+            )
         worst = worst or outcome.code
     return worst
 
@@ -110,7 +127,9 @@ def serve(arguments: argparse.Namespace) -> int:
         print(f"error: there is no model folder {model}; give one with --model", file=sys.stderr)
         return USAGE
     engine_client.engine.remove(client, "modelarts-engine-serve")
-    container = engine_client.serving.run_as_platform(client, image, model, port=arguments.port, name="modelarts-engine-serve")
+    container = engine_client.serving.run_as_platform(
+        client, image, model, port=arguments.port, name="modelarts-engine-serve"
+    )
     service = engine_client.serving.Service(container)
     try:
         service.wait(arguments.wait)
@@ -120,7 +139,9 @@ def serve(arguments: argparse.Namespace) -> int:
     ca = ROOT / ".cache" / "serve" / "ca.crt"
     ca.parent.mkdir(parents=True, exist_ok=True)
     ca.write_text(service.ca)
-    print(f"{image} serves at https://localhost:{service.port}, CA certificate in {ca.relative_to(Path.cwd()) if ca.is_relative_to(Path.cwd()) else ca}")
+    print(
+        f"{image} serves at https://localhost:{service.port}, CA certificate in {ca.relative_to(Path.cwd()) if ca.is_relative_to(Path.cwd()) else ca}"
+    )
     print('ask it: ./runner.py infer "what is machine learning"; stop it: ./runner.py serve --stop')
     return DONE
 
@@ -150,7 +171,17 @@ def verify(arguments: argparse.Namespace) -> int:
     image = engine_client.find_image(_client(arguments), arguments.image)
     url = arguments.engine_url or engine_client.DEFAULT_URL
     model = arguments.model or str(Path.home() / ".cache/modelarts-engine/models/smollm2/model")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "verify"), f"--image={image}", f"--model={model}", f"--engine-url={url}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        str(ROOT / "verify"),
+        f"--image={image}",
+        f"--model={model}",
+        f"--engine-url={url}",
+    ]
     return DONE if subprocess.run([*command, *arguments.pytest], cwd=ROOT, check=False).returncode == 0 else FAILED
 
 
@@ -174,7 +205,14 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(function=function)
         if playbook:
             command.add_argument("-i", "--inventory", help="inventory, default inventories/local")
-            command.add_argument("-e", "--extra", action="append", default=[], metavar="NAME=VALUE", help="a variable, a JSON object or @file; may be repeated")
+            command.add_argument(
+                "-e",
+                "--extra",
+                action="append",
+                default=[],
+                metavar="NAME=VALUE",
+                help="a variable, a JSON object or @file; may be repeated",
+            )
         if engine:
             command.add_argument("--engine-url", help="the container engine, default unix:///var/run/docker.sock")
         return command
@@ -185,10 +223,14 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--rehearse", action="store_true", help="rehearse an image that was proven before, too")
     command.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="give up after this time")
     command = add("serve", serve, engine=True)
-    command.add_argument("image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest")
+    command.add_argument(
+        "image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest"
+    )
     command.add_argument("--model", metavar="DIR", help="model folder, default the local model that build made")
     command.add_argument("--port", type=int, default=8080, help="port on loopback, default 8080; 0 takes a free one")
-    command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="how long the image may take to be healthy")
+    command.add_argument(
+        "--wait", type=float, default=120, metavar="SECONDS", help="how long the image may take to be healthy"
+    )
     command.add_argument("--stop", action="store_true", help="stop what is served")
     command = add("infer", infer, engine=True)
     command.add_argument("text", help="what to ask")
@@ -199,7 +241,9 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--model", metavar="DIR", help="model folder, default the local model that build made")
     command.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
     command = add("test", test)
-    command.add_argument("--only", action="append", choices=["lint", "unit", "integration", "molecule"], help="a part; may be repeated")
+    command.add_argument(
+        "--only", action="append", choices=["lint", "unit", "integration", "molecule"], help="a part; may be repeated"
+    )
     add("doctor", doctor, playbook=True)
     return top
 

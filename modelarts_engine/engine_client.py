@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "collections"))
 
-from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, serving  # noqa: E402
+from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, serving
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 
@@ -33,8 +33,17 @@ def find_image(client: Any, image: str) -> str:
     for name in names:
         if engine.exists(client, name):
             return name
-    known = sorted({tag for each in client.images.list() for tag in each.tags if tag.startswith(engine.REPOSITORY + "/") and tag.endswith(":latest")})
-    raise engine.EngineError(f"the engine has no image {image}; {'it has ' + ', '.join(known) if known else 'build one first: ./runner.py build triton'}")
+    known = sorted(
+        {
+            tag
+            for each in client.images.list()
+            for tag in each.tags
+            if tag.startswith(engine.REPOSITORY + "/") and tag.endswith(":latest")
+        }
+    )
+    raise engine.EngineError(
+        f"the engine has no image {image}; {'it has ' + ', '.join(known) if known else 'build one first: ./runner.py build triton'}"
+    )
 
 
 def running(client: Any) -> Any | None:

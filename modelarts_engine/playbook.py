@@ -69,7 +69,11 @@ class _Cancel:
 def _private_dir() -> Iterator[Path]:
     """A folder on memory, mode 0700, gone afterwards: extra variables and artifacts pass through it."""
     memory = Path("/dev/shm")  # noqa: S108
-    path = Path(tempfile.mkdtemp(prefix="modelarts-engine.", dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else None))
+    path = Path(
+        tempfile.mkdtemp(
+            prefix="modelarts-engine.", dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+        )
+    )
     try:
         yield path
     finally:
@@ -89,7 +93,9 @@ def _environment(additional: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def run(playbook: str, *, inventory: str | None, extra: Mapping[str, Any], progress: Progress, timeout: int = 0) -> Outcome:
+def run(
+    playbook: str, *, inventory: str | None, extra: Mapping[str, Any], progress: Progress, timeout: int = 0
+) -> Outcome:
     """Runs one of the collection's playbooks.
 
     :param playbook: file name in `playbooks/`.
@@ -108,11 +114,19 @@ def run(playbook: str, *, inventory: str | None, extra: Mapping[str, Any], progr
             data = event.get("event_data") or {}
             progress.event(event["event"], data)
             result = data.get("res")
-            if isinstance(result, dict) and event["event"] == "runner_on_ok" and str(data.get("task_action")).startswith("modelarts.engine."):
+            if (
+                isinstance(result, dict)
+                and event["event"] == "runner_on_ok"
+                and str(data.get("task_action")).startswith("modelarts.engine.")
+            ):
                 outcome.results.append({**result, "action": data["task_action"], "host": data.get("host")})
-            if event["event"] in ("runner_on_failed", "runner_on_unreachable") and not data.get("ignore_errors") and not first_failure:
+            if (
+                event["event"] in ("runner_on_failed", "runner_on_unreachable")
+                and not data.get("ignore_errors")
+                and not first_failure
+            ):
                 first_failure.update(data)
-        except Exception as error:  # noqa: BLE001 - shown, and the run goes on
+        except Exception as error:
             progress.note(f"progress display failed: {error!r}")
         return False
 
@@ -177,7 +191,11 @@ def _explain(failure: Mapping[str, Any]) -> str:
             said = str(item.get("msg") or said)
             result = item
             break
-    detail = "\n".join(str(result[name]).strip()[-1500:] for name in ("stderr", "module_stderr") if result.get(name) and str(result[name]).strip() not in said)
+    detail = "\n".join(
+        str(result[name]).strip()[-1500:]
+        for name in ("stderr", "module_stderr")
+        if result.get(name) and str(result[name]).strip() not in said
+    )
     if "exit_code" in result:
         return said
     where = " > ".join(str(failure[name]) for name in ("host", "role", "task") if failure.get(name))
@@ -200,7 +218,9 @@ def _keep(playbook: str, output: str, code: int | None, status: str, results: li
     path = runs / f"{time.strftime('%Y%m%dT%H%M%S')}.{os.getpid()}.{Path(playbook).stem}"
     path.mkdir(parents=True)
     (path / "stdout").write_text(output)
-    (path / "run.json").write_text(json.dumps({"rc": code, "status": status, "results": results}, indent=1, default=str))
+    (path / "run.json").write_text(
+        json.dumps({"rc": code, "status": status, "results": results}, indent=1, default=str)
+    )
     for old in sorted(runs.iterdir())[:-KEPT_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
     return path

@@ -6,7 +6,6 @@ import sys
 import time
 from typing import Any, TextIO
 
-
 # Roles of the build host whose work is a step of its own.
 STEPS = {"base_image": ("base", "made"), "model_package": ("model", "packed")}
 

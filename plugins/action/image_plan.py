@@ -28,7 +28,10 @@ def collection_versions(names: set[str]) -> dict[str, str]:
     """Versions of ansible-core and of the named collections, `absent` where one is not installed."""
     found = {"ansible-core": core_version}
     for name in sorted(names):
-        manifests = [Path(top) / "ansible_collections" / name.replace(".", "/") / "MANIFEST.json" for top in AnsibleCollectionConfig.collection_paths]
+        manifests = [
+            Path(top) / "ansible_collections" / name.replace(".", "/") / "MANIFEST.json"
+            for top in AnsibleCollectionConfig.collection_paths
+        ]
         manifest = next((m for m in manifests if m.is_file()), None)
         found[name] = json.loads(manifest.read_text())["collection_info"]["version"] if manifest else "absent"
     return found
@@ -48,7 +51,11 @@ class ActionModule(ActionBase):
             plan = self._plan()
             # The roles that run on the build host get exactly what was checked here, as the stages' roles do.
             host_vars = {name: value for role in plan["host"] for name, value in plan["host"][role].items()}
-            result.update(changed=False, plan=plan, add_host={"host_name": self._vars["inventory_hostname"], "groups": [], "host_vars": host_vars})
+            result.update(
+                changed=False,
+                plan=plan,
+                add_host={"host_name": self._vars["inventory_hostname"], "groups": [], "host_vars": host_vars},
+            )
         except keys.InputError as error:
             result.update(failed=True, exit_code=2, msg=str(error))
         return result
@@ -57,31 +64,54 @@ class ActionModule(ActionBase):
         args = self._task.args
         name = str(args["name"])
         if not NAME.fullmatch(name):
-            raise keys.InputError(f"image_name: {name!r} cannot name an image; use lower-case letters, digits and single . _ - between them")
+            raise keys.InputError(
+                f"image_name: {name!r} cannot name an image; use lower-case letters, digits and single . _ - between them"
+            )
         stages = [stage for stage in args["stages"] if stage["roles"]]
         self._check_stages(stages, str(args.get("rebuild") or ""))
         self._check_names()
         # What the command line and the recipe say reaches a role as it is written, whatever the spec makes of it: it outranks a host's variables.
         self._as_written = {**self._task._parent._play.get_vars(), **load_extra_vars(self._loader)}
         host_roles = (*HOST_ROLES, "model_package") if self._vars.get("image_model") else HOST_ROLES
-        host = keys.resolve(host_roles, self._collection, lambda role, seen: self._given(role, seen, {"base_image_name": "-", **args["base"]}))
+        host = keys.resolve(
+            host_roles,
+            self._collection,
+            lambda role, seen: self._given(role, seen, {"base_image_name": "-", **args["base"]}),
+        )
         base = host["base_image"]
         parent = keys.stage_key(
             parent="", roles=["base_image"], args={"base_image": {n: v for n, v in base.items() if n != "base_image_name"}},
             collection=self._collection, versions=lambda _: {}, config={}, epoch="",
         )  # fmt: skip
         base["base_image_name"] = f"modelarts-engine/base:{parent}"
-        role_args = keys.resolve([keys.role_name(r) for s in stages for r in s["roles"]], self._collection, lambda role, seen: self._given(role, seen, {}))
+        role_args = keys.resolve(
+            [keys.role_name(r) for s in stages for r in s["roles"]],
+            self._collection,
+            lambda role, seen: self._given(role, seen, {}),
+        )
         planned = []
         for number, stage in enumerate(stages):
             roles = [keys.role_name(role) for role in stage["roles"]]
             config = dict(args["config"]) if number == len(stages) - 1 else {}
             epoch = str(stage.get("epoch") or "")
             parent = keys.stage_key(
-                parent=parent, roles=roles, args=role_args, collection=self._collection, versions=collection_versions, config=config, epoch=epoch
+                parent=parent,
+                roles=roles,
+                args=role_args,
+                collection=self._collection,
+                versions=collection_versions,
+                config=config,
+                epoch=epoch,
             )
             planned.append({"name": stage["name"], "roles": roles, "key": parent, "config": config})
-        return {"image": name, "base": base, "stages": planned, "rebuild": str(args.get("rebuild") or ""), "host": host, "args": role_args}
+        return {
+            "image": name,
+            "base": base,
+            "stages": planned,
+            "rebuild": str(args.get("rebuild") or ""),
+            "host": host,
+            "args": role_args,
+        }
 
     def _check_stages(self, stages: list[dict[str, Any]], rebuild: str) -> None:
         names = [stage["name"] for stage in stages]
@@ -89,7 +119,9 @@ class ActionModule(ActionBase):
             raise keys.InputError("image_stages: an image needs at least one stage with a role")
         for name in names:
             if not NAME.fullmatch(name) or names.count(name) > 1 or "." in name:
-                raise keys.InputError(f"image_stages: stage name {name!r} is not usable; each is lower case without dots, and given once")
+                raise keys.InputError(
+                    f"image_stages: stage name {name!r} is not usable; each is lower case without dots, and given once"
+                )
         if rebuild and rebuild not in names:
             raise keys.InputError(f"image_rebuild: there is no stage {rebuild}; {keys.nearest(rebuild, names)}")
 
@@ -97,7 +129,9 @@ class ActionModule(ActionBase):
         """Refuses variables that nothing reads: of a role in any source, and of any kind on the command line."""
         ours = [name for name in self._vars if any(name.startswith(role + "_") for role in self._collection.roles())]
         known = {p for path in ("playbooks/image.yml", "meta/image_variables.yml") for p in self._declared(path)}
-        bad = self._collection.unknown(ours) or self._collection.unknown(load_extra_vars(self._loader), also_known=known)
+        bad = self._collection.unknown(ours) or self._collection.unknown(
+            load_extra_vars(self._loader), also_known=known
+        )
         if bad:
             raise keys.InputError("; ".join(bad))
 
@@ -126,7 +160,7 @@ class ActionModule(ActionBase):
             if keys.canonical(coerced.get(name)) != keys.canonical(value):
                 kind = options[name].get("type", "str")
                 typed = keys.canonical(coerced.get(name))
-                raise keys.InputError(f"{name}: it must be given as {kind}, not {value!r}; with ansible-playbook as JSON: -e '{{\"{name}\": {typed}}}'")
+                raise keys.InputError(
+                    f"{name}: it must be given as {kind}, not {value!r}; with ansible-playbook as JSON: -e '{{\"{name}\": {typed}}}'"
+                )
         return values
-
-

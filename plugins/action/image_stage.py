@@ -40,7 +40,14 @@ class ActionModule(ActionBase):
         missing = []
         for stage in stages[done:]:
             container = engine.container_name(plan["image"], stage["name"])
-            missing.append({**stage, "parent": parent, "container": container, "args": {role: plan["args"][role] for role in stage["roles"]}})
+            missing.append(
+                {
+                    **stage,
+                    "parent": parent,
+                    "container": container,
+                    "args": {role: plan["args"][role] for role in stage["roles"]},
+                }
+            )
             parent = f"{engine.STAGE}:{stage['key']}"
         host = f"{plan['image']}@{task_vars['inventory_hostname']}"
         return {
@@ -72,11 +79,17 @@ class ActionModule(ActionBase):
     def _started(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         stage = args["stage"]
         engine.start(
-            client, parent=stage["parent"], name=stage["container"], ca_bundle=str(args.get("ca_bundle") or ""), network=str(args.get("network") or "bridge")
+            client,
+            parent=stage["parent"],
+            name=stage["container"],
+            ca_bundle=str(args.get("ca_bundle") or ""),
+            network=str(args.get("network") or "bridge"),
         )
         code, _ = engine.execute(client, stage["container"], ["/usr/bin/python3", "-c", "import json, zipfile"])
         if code:
-            raise engine.EngineError(f"the base of stage {stage['name']} has no usable /usr/bin/python3, which Ansible's modules need; take a base that has one")
+            raise engine.EngineError(
+                f"the base of stage {stage['name']} has no usable /usr/bin/python3, which Ansible's modules need; take a base that has one"
+            )
         return {"changed": True, "stage": stage["name"]}
 
     def _committed(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +99,14 @@ class ActionModule(ActionBase):
             engine.LABEL + "roles": " ".join(stage["roles"]),
             engine.LABEL + "ansible-core": core_version,
         }
-        made = engine.commit(client, name=stage["container"], parent=stage["parent"], key=stage["key"], labels=labels, config=stage["config"])
+        made = engine.commit(
+            client,
+            name=stage["container"],
+            parent=stage["parent"],
+            key=stage["key"],
+            labels=labels,
+            config=stage["config"],
+        )
         return {"changed": True, "stage": stage["name"], "key": stage["key"], **made}
 
     def _absent(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:

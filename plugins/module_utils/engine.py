@@ -38,7 +38,20 @@ CA_BUNDLE = f"{VOLUME}/build-ca.crt"
 # What package tools and the dynamic linker leave behind and make again when they need it.
 DROPPINGS = "rm -rf /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache /var/lib/dpkg/*-old /var/lib/apt/extended_states.old /etc/*- /etc/.pwd.lock"
 
-ALLOWED = ("/usr", "/etc", "/opt", "/home", "/bin", "/sbin", "/lib", "/lib64", "/var/lib", "/var/cache/debconf", "/var/www", "/srv")
+ALLOWED = (
+    "/usr",
+    "/etc",
+    "/opt",
+    "/home",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/var/lib",
+    "/var/cache/debconf",
+    "/var/www",
+    "/srv",
+)
 TRACE_NAMES = {"__pycache__", ".ansible", ".cache", ".bash_history", ".pip"}
 TRACE_FILES = (".pyc", ".dpkg-new", ".dpkg-tmp")
 SECRET_FILES = (".pem", ".key", ".p12", ".pfx")
@@ -68,7 +81,9 @@ def connect(url: str) -> docker.DockerClient:
         client = docker.DockerClient(base_url=url, timeout=600)
         client.ping()
     except (DockerException, requests.exceptions.RequestException) as error:
-        raise EngineError(f"no container engine answers at {url}: {message(error)}; start it, or give its address as build_host_engine_url") from error
+        raise EngineError(
+            f"no container engine answers at {url}: {message(error)}; start it, or give its address as build_host_engine_url"
+        ) from error
     return client
 
 
@@ -153,12 +168,18 @@ def start(client: docker.DockerClient, *, parent: str, name: str, ca_bundle: str
     """
     remove(client, name)
     host = client.api.create_host_config(
-        tmpfs={path: "exec,mode=755" for path in TMPFS},
+        tmpfs=dict.fromkeys(TMPFS, "exec,mode=755"),
         mounts=[docker.types.Mount(VOLUME, None, type="volume")],
         network_mode=network,
     )
     container = client.api.create_container(
-        parent, command=["infinity"], entrypoint=["sleep"], name=name, host_config=host, labels={}, healthcheck={"test": ["NONE"]}
+        parent,
+        command=["infinity"],
+        entrypoint=["sleep"],
+        name=name,
+        host_config=host,
+        labels={},
+        healthcheck={"test": ["NONE"]},
     )
     try:
         client.api.start(container["Id"])
@@ -168,7 +189,11 @@ def start(client: docker.DockerClient, *, parent: str, name: str, ca_bundle: str
     if ca_bundle:
         blob = io.BytesIO()
         with tarfile.open(fileobj=blob, mode="w") as tar:
-            tar.add(ca_bundle, arcname=PurePosixPath(CA_BUNDLE).name, filter=lambda info: info.replace(uid=0, gid=0, mode=0o644))
+            tar.add(
+                ca_bundle,
+                arcname=PurePosixPath(CA_BUNDLE).name,
+                filter=lambda info: info.replace(uid=0, gid=0, mode=0o644),
+            )
         client.api.put_archive(name, VOLUME, blob.getvalue())
 
 
@@ -197,14 +222,24 @@ def traces(changes: list[dict[str, Any]]) -> list[str]:
         name = PurePosixPath(path).name
         if change["Kind"] == 2 or path in ours or any(mount.startswith(path + "/") for mount in ours):
             continue
-        inside = any(path == top or path.startswith(top + "/") for top in ALLOWED) or any(top.startswith(path + "/") for top in ALLOWED)
+        inside = any(path == top or path.startswith(top + "/") for top in ALLOWED) or any(
+            top.startswith(path + "/") for top in ALLOWED
+        )
         secret = name.endswith(SECRET_FILES) and not path.startswith(NO_SECRET)
         if not inside or secret or name.endswith(TRACE_FILES) or TRACE_NAMES & set(path.split("/")):
             bad.append(path)
     return sorted(bad)
 
 
-def commit(client: docker.DockerClient, *, name: str, parent: str, key: str, labels: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:
+def commit(
+    client: docker.DockerClient,
+    *,
+    name: str,
+    parent: str,
+    key: str,
+    labels: Mapping[str, str],
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
     """Commits a build container as one layer on its parent, checks the result and only then tags it.
 
     :param config: of the image in the engine API's words (`User`, `Cmd`, …); what it leaves out stays as the parent has it.
@@ -215,7 +250,9 @@ def commit(client: docker.DockerClient, *, name: str, parent: str, key: str, lab
     bad = traces(client.api.diff(name) or [])
     if bad:
         shown = ", ".join(bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
-        raise TraceError(f"the roles left traces that do not belong in an image: {shown}; remove them in the role that wrote them")
+        raise TraceError(
+            f"the roles left traces that do not belong in an image: {shown}; remove them in the role that wrote them"
+        )
     before = client.api.inspect_image(parent)
     base = before["Config"] or {}
     layers = before["RootFS"].get("Layers") or []
@@ -224,14 +261,25 @@ def commit(client: docker.DockerClient, *, name: str, parent: str, key: str, lab
         "Cmd": base.get("Cmd") or [],
         "Healthcheck": base.get("Healthcheck") or {"Test": ["NONE"]},
         **config,
-        "Labels": {**(base.get("Labels") or {}), **labels, LABEL + "key": key, LABEL + "parent-layers": keys.digest(layers)},
+        "Labels": {
+            **(base.get("Labels") or {}),
+            **labels,
+            LABEL + "key": key,
+            LABEL + "parent-layers": keys.digest(layers),
+        },
     }
     made = client.api.commit(name, conf=wanted)["Id"]
     after = client.api.inspect_image(made)
-    wrong = [field for field, value in wanted.items() if field in config and (after["Config"].get(field) or type(value)()) != value]
+    wrong = [
+        field
+        for field, value in wanted.items()
+        if field in config and (after["Config"].get(field) or type(value)()) != value
+    ]
     if wrong or (after["RootFS"].get("Layers") or [])[:-1] != layers:
         client.api.remove_image(made)
-        raise EngineError(f"the engine committed {name} otherwise than asked ({', '.join(wrong) or 'layers'}); nothing was tagged")
+        raise EngineError(
+            f"the engine committed {name} otherwise than asked ({', '.join(wrong) or 'layers'}); nothing was tagged"
+        )
     client.api.tag(made, STAGE, key)
     return {"id": made, "bytes": after["Size"] - before["Size"]}
 

@@ -27,7 +27,9 @@ COLLECTION = "modelarts.engine"
 WHERE_NOT_WHAT = ("_cache", "_cache_dir", "_ca_bundle", "_engine_url", "_mirrors")
 
 _NOT_CONTENT = ("README.md", "__pycache__")
-_REACHED = re.compile(r"ansible_collections\.modelarts\.engine\.plugins\.(\w+)\.(\w+)|(?<![\w.])modelarts\.engine\.(\w+)")
+_REACHED = re.compile(
+    r"ansible_collections\.modelarts\.engine\.plugins\.(\w+)\.(\w+)|(?<![\w.])modelarts\.engine\.(\w+)"
+)
 _OTHER_COLLECTION = re.compile(r"(?<![\w./@-])(community\.\w+|ansible\.(?!builtin\b)[a-z]\w+)\.\w+")
 
 
@@ -56,7 +58,9 @@ def role_name(name: str) -> str:
     """Short name of a role of this collection; other collections' roles are refused, since their files cannot be followed."""
     namespace, _, short = name.rpartition(".")
     if namespace not in ("", COLLECTION):
-        raise InputError(f"role {name}: a stage takes roles of {COLLECTION} only; give the role's name without a collection or as {COLLECTION}.NAME")
+        raise InputError(
+            f"role {name}: a stage takes roles of {COLLECTION} only; give the role's name without a collection or as {COLLECTION}.NAME"
+        )
     return short
 
 
@@ -123,7 +127,11 @@ class Collection:
                     queue += [self.root / "roles" / name for name in self._included(path, text)]
                 others |= {m.group(1) for m in _OTHER_COLLECTION.finditer(text)} if path.suffix == ".yml" else set()
                 for kind, plugin, name in _REACHED.findall(text):
-                    folders = [f"plugins/{kind}/{plugin}.py"] if kind else [f"plugins/{k}/{name}.py" for k in ("modules", "action", "filter")]
+                    folders = (
+                        [f"plugins/{kind}/{plugin}.py"]
+                        if kind
+                        else [f"plugins/{k}/{name}.py" for k in ("modules", "action", "filter")]
+                    )
                     queue += [self.root / f for f in folders if (self.root / f).is_file()]
                     if name and (self.root / "roles" / name).is_dir():
                         queue.append(self.root / "roles" / name)
@@ -143,10 +151,14 @@ class Collection:
                 if action in ("include_role", "import_role"):
                     name = value.get("name", "") if isinstance(value, dict) else re.sub(r"^name=", "", str(value))
                     if "{{" in name:
-                        raise InputError(f"{where}: {action} takes its name from a template, which the stage's key cannot follow; name the role")
+                        raise InputError(
+                            f"{where}: {action} takes its name from a template, which the stage's key cannot follow; name the role"
+                        )
                     names.append(role_name(name))
                 elif action in ("include_tasks", "import_tasks") and "../" in str(value):
-                    raise InputError(f"{where}: {action} of a file outside the role, which the stage's key does not follow; use include_role")
+                    raise InputError(
+                        f"{where}: {action} of a file outside the role, which the stage's key does not follow; use include_role"
+                    )
                 elif key == "dependencies":
                     names += [role_name(need if isinstance(need, str) else need["role"]) for need in value or []]
         return names
@@ -172,15 +184,21 @@ def arguments(options: Mapping[str, Any], values: Mapping[str, Any], role: str) 
     """
     secret = [name for name, option in options.items() if option.get("no_log")]
     if secret:
-        raise InputError(f"role {role}: {', '.join(secret)} is declared no_log; a secret is never an argument of a stage, mount it at run time")
-    result = ArgumentSpecValidator(dict(options)).validate({name: value for name, value in values.items() if name in options})
+        raise InputError(
+            f"role {role}: {', '.join(secret)} is declared no_log; a secret is never an argument of a stage, mount it at run time"
+        )
+    result = ArgumentSpecValidator(dict(options)).validate(
+        {name: value for name, value in values.items() if name in options}
+    )
     if result.error_messages:
         raise InputError(f"role {role}: {'; '.join(result.error_messages)} (arguments: roles/{role}/README.md)")
     validated: dict[str, Any] = result.validated_parameters
     return {name: value for name, value in validated.items() if value is not None}
 
 
-def resolve(roles: Iterable[str], collection: Collection, given: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def resolve(
+    roles: Iterable[str], collection: Collection, given: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
     """Arguments of each role in order; a later role's values may name an earlier role's arguments.
 
     :param given: called with a role's options and the arguments resolved so far; returns the templated values the user, recipe and inventory gave.

@@ -28,7 +28,9 @@ class ServingError(Exception):
     """The image does not serve; the message says what happened and ends with the container's last lines."""
 
 
-def run_as_platform(client: docker.DockerClient, image: str, model: Path | str | None, *, port: int = 0, name: str | None = None) -> Any:
+def run_as_platform(
+    client: docker.DockerClient, image: str, model: Path | str | None, *, port: int = 0, name: str | None = None
+) -> Any:
     """Starts the image with no more than the platform gives it, and returns the container.
 
     uid 1000, gid 100, read-only root with tmpfs on /tmp, /run and the home, 64 MB of /dev/shm, no capability, no new privileges; the
@@ -81,7 +83,9 @@ class Service:
         self.container.reload()
         published = (self.container.attrs["NetworkSettings"]["Ports"] or {}).get(PORT)
         if not published:
-            raise ServingError(f"the container does not run (state: {self.container.status}):\n{last_lines(self.container)}")
+            raise ServingError(
+                f"the container does not run (state: {self.container.status}):\n{last_lines(self.container)}"
+            )
         return int(published[0]["HostPort"])
 
     @property
@@ -113,7 +117,9 @@ class Service:
             self.container.reload()
             if self.container.status in ("exited", "dead"):
                 code = self.container.attrs["State"]["ExitCode"]
-                raise ServingError(f"the container ended with exit code {code} before it was healthy:\n{last_lines(self.container)}")
+                raise ServingError(
+                    f"the container ended with exit code {code} before it was healthy:\n{last_lines(self.container)}"
+                )
             try:
                 if self.ca:
                     response = self.request("GET", "/health", timeout=5.0)
@@ -123,7 +129,9 @@ class Service:
             except (OSError, http.client.HTTPException) as error:
                 seen = str(error)
             time.sleep(0.1)
-        raise ServingError(f"/health did not answer 200 within {seconds:.0f} s (last: {seen}):\n{last_lines(self.container)}")
+        raise ServingError(
+            f"/health did not answer 200 within {seconds:.0f} s (last: {seen}):\n{last_lines(self.container)}"
+        )
 
     def infer(self, text: str, max_tokens: int = 64) -> str:
         """Sends the tutorial's request to `/v2/models/ensemble/infer` and returns the text of the answer."""
@@ -136,10 +144,19 @@ class Service:
 
     def stream(self, text: str, max_tokens: int = 64) -> Iterator[str]:
         """The answer piece by piece, as `/v2/models/ensemble_stream/generate_stream` sends it (server-sent events)."""
-        body = {"text_input": text, "max_tokens": max_tokens, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
+        body = {
+            "text_input": text,
+            "max_tokens": max_tokens,
+            "bad_words": "",
+            "stop_words": "",
+            "pad_id": 2,
+            "end_id": 2,
+        }
         response = self.request("POST", "/v2/models/ensemble_stream/generate_stream", body)
         if response.status != http.client.OK:
-            raise ServingError(f"the model refused the request: {response.status} {response.read(600).decode(errors='replace')}")
+            raise ServingError(
+                f"the model refused the request: {response.status} {response.read(600).decode(errors='replace')}"
+            )
         for line in response:
             if line.startswith(b"data:"):
                 event = json.loads(line[5:])

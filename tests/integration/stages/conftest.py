@@ -42,25 +42,56 @@ class Workshop:
         shutil.rmtree(folder, ignore_errors=True)
         spec = {"argument_specs": {"main": {"short_description": name, "options": options or {}}}}
         defaults = {key: option["default"] for key, option in (options or {}).items() if "default" in option}
-        for path, content in (("meta/argument_specs.yml", spec), ("defaults/main.yml", defaults), ("tasks/main.yml", tasks)):
+        for path, content in (
+            ("meta/argument_specs.yml", spec),
+            ("defaults/main.yml", defaults),
+            ("tasks/main.yml", tasks),
+        ):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(yaml.safe_dump(content))
 
-    def command(self, stages: list[tuple[str, list[str]]], *, base: dict[str, Any] | None = None, extra: dict[str, Any] | None = None) -> list[str]:
+    def command(
+        self,
+        stages: list[tuple[str, list[str]]],
+        *,
+        base: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> list[str]:
         """The ansible-playbook command of a recipe with these stages."""
         variables = {
             "image_name": self.image,
             "image_model": "",
             "image_base": "probe",
             "image_stages": [{"name": name, "roles": roles} for name, roles in stages],
-            "image_config": {"User": "1000:100", "Cmd": ["sh", "/run.sh"], "Entrypoint": [], "ExposedPorts": {"8080/tcp": {}}},
+            "image_config": {
+                "User": "1000:100",
+                "Cmd": ["sh", "/run.sh"],
+                "Entrypoint": [],
+                "ExposedPorts": {"8080/tcp": {}},
+            },
             "image_bases": {"probe": base or {"base_image_source": "bootstrap", "base_image_flavour": "debian"}},
         }
         recipe = [{"name": "Probe", "ansible.builtin.import_playbook": "image.yml", "vars": variables}]
         (self.root / f"playbooks/build_{self.image}.yml").write_text(yaml.safe_dump(recipe))
-        (self.root / "hosts.yml").write_text(yaml.safe_dump({"build_hosts": {"hosts": {"localhost": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}}}))
+        (self.root / "hosts.yml").write_text(
+            yaml.safe_dump(
+                {
+                    "build_hosts": {
+                        "hosts": {
+                            "localhost": {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+                        }
+                    }
+                }
+            )
+        )
         more = ["-e", json.dumps(extra)] if extra else []
-        return [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", f"playbooks/build_{self.image}.yml", *more]
+        return [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "-i",
+            "hosts.yml",
+            f"playbooks/build_{self.image}.yml",
+            *more,
+        ]
 
     def runner(self, stages: list[tuple[str, list[str]]], *arguments: str, **options: Any) -> list[str]:
         """The runner's command that builds the recipe of these stages."""
@@ -70,19 +101,41 @@ class Workshop:
     def environment(self, **more: str) -> dict[str, str]:
         """Ansible's environment: this copy's configuration and the interpreter of the tests."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", **more}
+        return {
+            **os.environ,
+            "PATH": path,
+            "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            **more,
+        }
 
     def build(self, stages: list[tuple[str, list[str]]], **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a recipe to its end."""
-        return subprocess.run(self.command(stages, **options), cwd=self.root, env=self.environment(), capture_output=True, text=True, check=False)
+        return subprocess.run(
+            self.command(stages, **options),
+            cwd=self.root,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def stages(self) -> set[str]:
-        """Tags of this engine's stage images."""
-        return {tag for image in self.client.images.list(name=engine.STAGE) for tag in image.tags}
+        """Tags of the stage images made of this workshop's roles; other builds may run on the same engine."""
+        mine = [
+            image
+            for image in self.client.images.list(name=engine.STAGE)
+            if image.labels.get(engine.LABEL + "roles") in ("alpha", "beta")
+        ]
+        return {tag for image in mine for tag in image.tags if tag.startswith(engine.STAGE)}
 
     def containers(self) -> list[str]:
         """Names of this image's build containers, running or not."""
-        return [each.name for each in self.client.containers.list(all=True) if each.name.startswith(f"{engine.CONTAINER}.{self.image}.")]
+        return [
+            each.name
+            for each in self.client.containers.list(all=True)
+            if each.name.startswith(f"{engine.CONTAINER}.{self.image}.")
+        ]
 
     def result(self) -> dict[str, Any]:
         """The finished image as the engine describes it."""

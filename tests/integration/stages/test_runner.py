@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,10 +20,14 @@ TEXT = {"alpha_text": {"type": "str", "default": "x"}, "alpha_size": {"type": "i
 HANG = [{"name": "Hang", "ansible.builtin.command": {"cmd": "sleep 600"}}]
 
 
-def run(workshop: Workshop, tasks: list[dict[str, Any]], *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    workshop: Workshop, tasks: list[dict[str, Any]], *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     workshop.role("alpha", tasks, TEXT)
     command = workshop.runner([("only", ["alpha"])], *arguments)
-    return subprocess.run(command, cwd=workshop.root, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=workshop.root, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
+    )
 
 
 def test_one_line_a_stage_and_the_second_run_is_cached(workshop: Workshop) -> None:
@@ -30,7 +35,9 @@ def test_one_line_a_stage_and_the_second_run_is_cached(workshop: Workshop) -> No
     workshop_line = [line.split() for line in first.stdout.splitlines() if line.startswith("probe-")]
     assert ["only", "built,"] in [words[1:3] for words in workshop_line], first.stdout + first.stderr
     second = run(workshop, OK)
-    assert ["only", "cached"] in [line.split()[1:3] for line in second.stdout.splitlines() if line.startswith("probe-")], second.stdout + second.stderr
+    assert ["only", "cached"] in [
+        line.split()[1:3] for line in second.stdout.splitlines() if line.startswith("probe-")
+    ], second.stdout + second.stderr
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,9 @@ def test_one_line_a_stage_and_the_second_run_is_cached(workshop: Workshop) -> No
     ],
     ids=["type", "unknown", "stage", "disk", "engine", "nobody", "task", "timeout"],
 )  # fmt: skip
-def test_exit_codes_and_messages(workshop: Workshop, tasks: list[dict[str, Any]], arguments: list[str], code: int, said: str) -> None:
+def test_exit_codes_and_messages(
+    workshop: Workshop, tasks: list[dict[str, Any]], arguments: list[str], code: int, said: str
+) -> None:
     done = run(workshop, tasks, *arguments)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr + done.stdout
     assert "Traceback" not in done.stderr
@@ -55,7 +64,9 @@ def test_exit_codes_and_messages(workshop: Workshop, tasks: list[dict[str, Any]]
 
 
 def test_an_unknown_image_is_refused_with_those_there_are(workshop: Workshop) -> None:
-    done = subprocess.run(["./runner.py", "build", "trition"], cwd=workshop.root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["./runner.py", "build", "trition"], cwd=workshop.root, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "triton" in done.stderr
 
@@ -64,7 +75,13 @@ def test_an_unknown_image_is_refused_with_those_there_are(workshop: Workshop) ->
 def test_an_interrupt_removes_what_was_under_way(workshop: Workshop, number: signal.Signals) -> None:
     workshop.role("alpha", HANG, TEXT)
     before = workshop.stages()
-    running = subprocess.Popen(workshop.runner([("only", ["alpha"])]), cwd=workshop.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        workshop.runner([("only", ["alpha"])]),
+        cwd=workshop.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 120
     while not any("sleep 600" in str(workshop.client.api.top(name)) for name in workshop.containers()):
         assert time.monotonic() < deadline
@@ -77,13 +94,17 @@ def test_an_interrupt_removes_what_was_under_way(workshop: Workshop, number: sig
     assert workshop.stages() == before
 
 
-def test_secrets_of_the_environment_and_of_variables_stay_out_of_what_is_kept(workshop: Workshop, tmp_path: Path) -> None:
+def test_secrets_of_the_environment_and_of_variables_stay_out_of_what_is_kept(
+    workshop: Workshop, tmp_path: Path
+) -> None:
     planted = "planted-3f9c2a"
     variables = tmp_path / "vars.json"
-    variables.write_text('{"alpha_text": "%s-variable"}' % planted)
+    variables.write_text(json.dumps({"alpha_text": f"{planted}-variable"}))
     before = {path.name for path in Path("/dev/shm").iterdir()}
     secret = {"SWR_SECRET_KEY": f"{planted}-env", "HUAWEICLOUD_SDK_SK": f"{planted}-sk"}
-    done = run(workshop, [*OK, {"name": "Show", "ansible.builtin.command": {"cmd": "env"}}], "-e", f"@{variables}", env=secret)
+    done = run(
+        workshop, [*OK, {"name": "Show", "ansible.builtin.command": {"cmd": "env"}}], "-e", f"@{variables}", env=secret
+    )
     assert done.returncode in (0, 1), done.stderr
     kept = [path for path in (workshop.root / ".cache").rglob("*") if path.is_file()]
     assert kept
@@ -91,5 +112,7 @@ def test_secrets_of_the_environment_and_of_variables_stay_out_of_what_is_kept(wo
     assert found == []
     assert planted not in done.stdout.replace("alpha_text", "")
     assert {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("modelarts-engine.")} <= before
-    image = next(image for image in workshop.client.images.list(name=engine.STAGE) if image.id == workshop.result()["Id"])
+    image = next(
+        image for image in workshop.client.images.list(name=engine.STAGE) if image.id == workshop.result()["Id"]
+    )
     assert f"{planted}-env" not in str(image.history()) + str(image.attrs)

@@ -19,7 +19,11 @@ PORT = {"alpha_port": {"type": "int", "default": 80}}
 WRITE = [
     {
         "name": "Write",
-        "ansible.builtin.copy": {"content": "port {{ alpha_port }} {{ lookup('env', 'NOPE') }}", "dest": "/etc/alpha", "mode": "0644"},
+        "ansible.builtin.copy": {
+            "content": "port {{ alpha_port }} {{ lookup('env', 'NOPE') }}",
+            "dest": "/etc/alpha",
+            "mode": "0644",
+        },
     }
 ]
 OTHER = [{"name": "Write", "ansible.builtin.copy": {"content": "beta", "dest": "/etc/beta", "mode": "0644"}}]
@@ -54,7 +58,17 @@ def wait_until(condition: Any, seconds: float = 90) -> None:
 
 def test_one_layer_a_stage_with_the_settings_of_the_recipe(workshop: Workshop) -> None:
     stages = two_roles(workshop)
-    workshop.role("beta", [*OTHER, {"name": "Leave", "ansible.builtin.command": {"cmd": "sh -c 'echo $SECRET_OF_BUILD > /tmp/out'"}, "changed_when": True}])
+    workshop.role(
+        "beta",
+        [
+            *OTHER,
+            {
+                "name": "Leave",
+                "ansible.builtin.command": {"cmd": "sh -c 'echo $SECRET_OF_BUILD > /tmp/out'"},
+                "changed_when": True,
+            },
+        ],
+    )
     done = workshop.build(stages, extra={"image_build_environment": {"SECRET_OF_BUILD": "planted-value"}})
     assert done.returncode == 0, done.stdout
     image = workshop.result()
@@ -64,11 +78,17 @@ def test_one_layer_a_stage_with_the_settings_of_the_recipe(workshop: Workshop) -
     assert (config["User"], config["Cmd"], config["Entrypoint"] or []) == ("1000:100", ["sh", "/run.sh"], [])
     assert config["ExposedPorts"] == {"8080/tcp": {}}
     assert "planted-value" not in str(image)
-    assert {name for name in config["Labels"] if not name.startswith(engine.LABEL)} == set(base["Config"]["Labels"] or {})
+    assert {name for name in config["Labels"] if not name.startswith(engine.LABEL)} == set(
+        base["Config"]["Labels"] or {}
+    )
     names = layer_names(workshop, image, len(base["RootFS"]["Layers"]))
     assert "etc/alpha" in names
     assert "etc/beta" in names
-    traces = [name for name in names if "ansible" in name or name.startswith(("tmp/", "root/", "run/")) or name.endswith(".pyc")]
+    traces = [
+        name
+        for name in names
+        if "ansible" in name or name.startswith(("tmp/", "root/", "run/")) or name.endswith(".pyc")
+    ]
     assert traces == []
 
 
@@ -82,7 +102,9 @@ def test_an_intermediate_stage_keeps_the_settings_of_its_parent(workshop: Worksh
     assert workshop.build(two_roles(workshop)).returncode == 0
     base = workshop.client.api.inspect_image(base_tags(workshop)[0])["Config"]
     final = workshop.result()["RootFS"]["Layers"]
-    first = next(i.attrs for i in workshop.client.images.list(name=engine.STAGE) if i.attrs["RootFS"]["Layers"] == final[:-1])
+    first = next(
+        i.attrs for i in workshop.client.images.list(name=engine.STAGE) if i.attrs["RootFS"]["Layers"] == final[:-1]
+    )
     for field in ("Cmd", "Entrypoint", "User", "Env"):
         assert (first["Config"].get(field) or None) == (base.get(field) or None), field
 
@@ -96,7 +118,10 @@ def test_nothing_is_built_twice_and_a_change_rebuilds_from_there(workshop: Works
     assert workshop.result()["Id"] == first
     changed = workshop.build(stages, extra={"alpha_port": 81})
     assert changed.stdout.count("Commit stage") >= 2, changed.stdout
-    workshop.role("beta", [*OTHER, {"name": "More", "ansible.builtin.file": {"path": "/etc/gamma", "state": "touch", "mode": "0644"}}])
+    workshop.role(
+        "beta",
+        [*OTHER, {"name": "More", "ansible.builtin.file": {"path": "/etc/gamma", "state": "touch", "mode": "0644"}}],
+    )
     only_last = workshop.build(stages, extra={"alpha_port": 81})
     assert "Commit stage second" in only_last.stdout
     assert "Commit stage first" not in only_last.stdout
@@ -121,7 +146,10 @@ def test_a_tag_on_the_wrong_image_is_not_believed(workshop: Workshop) -> None:
     # The child has the parent's labels and more; under the parent's tag it must not be taken for the parent.
     workshop.client.api.tag(final, engine.STAGE, first.rpartition(":")[2], force=True)
     assert engine.find(workshop.client, first.rpartition(":")[2]) is None
-    workshop.role("beta", [*OTHER, {"name": "More", "ansible.builtin.file": {"path": "/etc/gamma", "state": "touch", "mode": "0644"}}])
+    workshop.role(
+        "beta",
+        [*OTHER, {"name": "More", "ansible.builtin.file": {"path": "/etc/gamma", "state": "touch", "mode": "0644"}}],
+    )
     rebuilt = workshop.build(stages)
     assert "Commit stage first" in rebuilt.stdout, rebuilt.stdout
 
@@ -131,7 +159,10 @@ def test_a_tag_on_the_wrong_image_is_not_believed(workshop: Workshop) -> None:
     [
         ({"ansible.builtin.command": {"cmd": "false"}}, "non-zero return code"),
         ({"ansible.builtin.copy": {"content": "x", "dest": "/data.bin", "mode": "0644"}}, "/data.bin"),
-        ({"ansible.builtin.file": {"path": "/usr/lib/x/__pycache__", "state": "directory", "mode": "0755"}}, "__pycache__"),
+        (
+            {"ansible.builtin.file": {"path": "/usr/lib/x/__pycache__", "state": "directory", "mode": "0755"}},
+            "__pycache__",
+        ),
         ({"ansible.builtin.copy": {"content": "x", "dest": "/etc/tls.key", "mode": "0600"}}, "/etc/tls.key"),
         ({"ansible.builtin.command": {"cmd": "kill 1", "removes": "/"}}, ""),
     ],
@@ -139,7 +170,12 @@ def test_a_tag_on_the_wrong_image_is_not_believed(workshop: Workshop) -> None:
 )
 def test_a_stage_that_goes_wrong_commits_nothing(workshop: Workshop, task: dict[str, Any], said: str) -> None:
     stages = two_roles(workshop)
-    workshop.role("beta", [{"name": "Go wrong", **task}, {"name": "Then", "ansible.builtin.command": {"cmd": "sh -c 'kill -9 -1; true'"}}] if not said else [{"name": "Go wrong", **task}])
+    workshop.role(
+        "beta",
+        [{"name": "Go wrong", **task}, {"name": "Then", "ansible.builtin.command": {"cmd": "sh -c 'kill -9 -1; true'"}}]
+        if not said
+        else [{"name": "Go wrong", **task}],
+    )
     volumes = {v["Name"] for v in workshop.client.api.volumes()["Volumes"] or []}
     before = workshop.stages()
     done = workshop.build(stages)
@@ -158,9 +194,18 @@ def test_kill_9_leaves_nothing_that_the_next_build_trusts(workshop: Workshop) ->
                            {"name": "Hang", "ansible.builtin.command": {"cmd": "sleep 600"}}])  # fmt: skip
     before = workshop.stages()
     running = subprocess.Popen(
-        workshop.command(stages), cwd=workshop.root, env=workshop.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        workshop.command(stages),
+        cwd=workshop.root,
+        env=workshop.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
-    wait_until(lambda: any(".second." in name and "sleep 600" in str(workshop.client.api.top(name)) for name in workshop.containers()))
+    wait_until(
+        lambda: any(
+            ".second." in name and "sleep 600" in str(workshop.client.api.top(name)) for name in workshop.containers()
+        )
+    )
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     assert workshop.containers() != []
@@ -200,7 +245,10 @@ def test_a_base_without_python_is_refused(workshop: Workshop) -> None:
         ({"alpha_prot": 1}, "did you mean alpha_port?"),
         ({"image_rebuild": "frist"}, "there is no stage frist; did you mean first?"),
         ({"imge_rebuild": "first"}, "did you mean image_rebuild?"),
-        ({"base_image_digest": "sha256:12", "base_image_source": "pull", "base_image_reference": "r.invalid/x"}, "base_image_digest"),
+        (
+            {"base_image_digest": "sha256:12", "base_image_source": "pull", "base_image_reference": "r.invalid/x"},
+            "base_image_digest",
+        ),
         ({"build_host_engine_url": "unix:///nowhere.sock"}, "/nowhere.sock"),
         ({"build_host_min_disk_gb": 1000000}, "1000000"),
     ],
