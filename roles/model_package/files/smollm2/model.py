@@ -32,14 +32,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-def usable_cores() -> int:
-    """Return how many cores this container may use, the control group's quota included."""
+def usable_cores(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores this container may use, the quota of its control group (version 1 or 2) included."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no limit ("max"), or version 1 of control groups
-        return cores
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        try:
+            quota, period = map(int, " ".join((group / file).read_text() for file in files).split())
+        except (OSError, ValueError):  # the other version, or "max": no limit
+            continue
+        if quota > 0:  # -1: no limit
+            return max(1, min(cores, math.ceil(quota / period)))
+    return cores
 
 
 def read_text(request: Any, name: str) -> list[str]:
