@@ -14,6 +14,10 @@ from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
 from modelarts_engine.progress import Progress
 
 
+# Errors that end a command with a message, by the names of classes that are only imported when they are needed.
+CODES = {"UnreachableError": NOT_FIT, "EngineError": FAILED, "ServingError": FAILED, "InputError": USAGE}
+
+
 def _recipes() -> list[str]:
     return sorted(path.stem.removeprefix("build_") for path in (ROOT / "playbooks").glob("build_*.yml"))
 
@@ -261,7 +265,7 @@ def main(argv: list[str]) -> int:
         return USAGE
     except Exception as error:
         kind = type(error).__name__
-        if kind not in ("EngineError", "ServingError"):
+        if kind not in CODES:
             raise
         print(f"error: {error}", file=sys.stderr)
-        return NOT_FIT if "no container engine" in str(error) else FAILED
+        return CODES[kind]

@@ -47,7 +47,6 @@ class Progress:
 
     def _result(self, action: str, result: dict[str, Any]) -> None:
         if action == "image_stage" and "cached" in result:
-            self.step("host", "fit")
             for name in result["cached"]:
                 self.step(name, "cached")
         elif action == "image_stage" and "key" in result:
@@ -56,8 +55,10 @@ class Progress:
             self.step("image", f"{result['names'][0]}, {size(result['bytes'])}")
         elif action == "image_rehearse":
             self.step("rehearsal", f"healthy after {result['ready_seconds']:.1f} s, answered")
-        elif self._tables and self._role == "build_host" and action == "assert" and "\n" in str(result.get("msg")):
-            self._print(str(result["msg"]))
+        elif self._role == "build_host" and action == "assert" and "\n" in str(result.get("msg")):
+            self.step("host", "fit")
+            if self._tables:
+                self._print(str(result["msg"]))
 
     def step(self, step: str, what: str) -> None:
         """A finished step's line: what it is, how it ended, the time since the step before."""

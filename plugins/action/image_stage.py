@@ -15,7 +15,7 @@ class ActionModule(ActionBase):
     """See `ansible-doc modelarts.engine.image_stage`."""
 
     _requires_connection = False
-    _VALID_ARGS = frozenset(("state", "plan", "stage", "engine_url", "ca_bundle", "network"))
+    _VALID_ARGS = frozenset(("state", "plan", "stage", "engine_url", "ca_bundle", "network", "may_be_down"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -24,6 +24,11 @@ class ActionModule(ActionBase):
         try:
             with engine.engine_errors():
                 result.update(getattr(self, f"_{args['state']}")(engine.connect(url), args, task_vars or {}))
+        except engine.UnreachableError as error:
+            if args.get("may_be_down"):
+                result.update(changed=False, down=True, proven=False, needs_base=False)
+            else:
+                result.update(failed=True, exit_code=3, msg=str(error))
         except engine.EngineError as error:
             result.update(failed=True, exit_code=1, msg=str(error))
         return result
@@ -53,6 +58,7 @@ class ActionModule(ActionBase):
         return {
             "changed": bool(reaped),
             "reaped": reaped,
+            "down": False,
             "cached": names[:done],
             "needs_base": bool(missing) and not done and not engine.exists(client, plan["base"]["base_image_name"]),
             "proven": not missing and engine.exists(client, f"{engine.PROVEN}:{stages[-1]['key']}"),

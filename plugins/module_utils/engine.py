@@ -62,6 +62,10 @@ class EngineError(Exception):
     """The engine refused or could not be reached; the message says what and where."""
 
 
+class UnreachableError(EngineError):
+    """No engine answers."""
+
+
 class TraceError(EngineError):
     """A build container holds files that must not be committed."""
 
@@ -81,7 +85,7 @@ def connect(url: str) -> docker.DockerClient:
         client = docker.DockerClient(base_url=url, timeout=600)
         client.ping()
     except (DockerException, requests.exceptions.RequestException) as error:
-        raise EngineError(
+        raise UnreachableError(
             f"no container engine answers at {url}: {message(error)}; start it, or give its address as build_host_engine_url"
         ) from error
     return client

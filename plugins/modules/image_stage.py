@@ -33,6 +33,9 @@ options:
   ca_bundle:
     description: PEM file on the controller that the build container trusts; never committed.
     type: str
+  may_be_down:
+    description: For C(looked_up), return C(down) instead of failing where no engine answers.
+    type: bool
   network:
     description: The build container's network.
     type: str
