@@ -162,7 +162,12 @@ def play(playbook: Path, inventory: dict[str, Any], *arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def images(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Names of the images "plain" and "strict" (see converge.yml); made anew when a source of theirs has changed."""
+    """Names of the images "plain" and "strict" (see converge.yml); made anew when a source of theirs has changed.
+
+    RUNTIME_TEST_IMAGES=NAME:TAG uses NAME:TAG-plain and NAME:TAG-strict as they are.
+    """
+    if given := os.environ.get("RUNTIME_TEST_IMAGES"):
+        return {kind: f"{given}-{kind}" for kind in ("plain", "strict")}
     files = sorted(
         path
         for source in [*SOURCES, HERE.parents[1] / "fixtures/toy_engine.py", HERE / "converge.yml"]
@@ -248,7 +253,6 @@ def launch(engine: docker.DockerClient, images: dict[str, str], model: Path, tmp
             volumes[str(tls)] = {"bind": "/etc/modelarts-engine/tls", "mode": "ro"}
         if model:
             volumes[str(model)] = {"bind": "/home/mind/model", "mode": "ro"}
-        home = "uid=1000,gid=100,mode=0700"
         container = engine.containers.run(
             images[kind],
             detach=True,
@@ -258,7 +262,7 @@ def launch(engine: docker.DockerClient, images: dict[str, str], model: Path, tmp
                 "read_only": True,
                 "cap_drop": ["ALL"],
                 "security_opt": ["no-new-privileges"],
-                "tmpfs": {"/tmp": "", "/run": "", "/home/ma-user": home},
+                "tmpfs": {"/tmp": "", "/run": "", "/home/ma-user": ""},
                 "shm_size": "64m",
                 "ports": {"8080/tcp": ("127.0.0.1", None)},
                 **options,
@@ -283,7 +287,7 @@ def server(engine: docker.DockerClient, images: dict[str, str], model: Path) -> 
         read_only=True,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
-        tmpfs={"/tmp": "", "/run": "", "/home/ma-user": "uid=1000,gid=100,mode=0700"},
+        tmpfs={"/tmp": "", "/run": "", "/home/ma-user": ""},
         shm_size="64m",
         ports={"8080/tcp": ("127.0.0.1", None)},
     )

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,15 +47,16 @@ def test_health_is_truthful(launch: Launch) -> None:
 
 
 def test_health_does_not_queue_behind_inference(server: Server) -> None:
-    busy = [threading.Thread(target=server.ask, args=("POST", "/toy/sleep?seconds=3")) for _ in range(80)]
-    for thread in busy:
-        thread.start()
+    context = server.context()
+    busy = [server.socket(context) for _ in range(80)]
+    for connection in busy:
+        connection.sendall(b"POST /toy/sleep?seconds=5 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
     eventually("80 requests are in the engine", lambda: sum("sleep" in line for line in server.state()["seen"]) >= 80)
     began = time.monotonic()
     assert server.ask("GET", "/health").status == 200
-    assert time.monotonic() - began < 1.5
-    for thread in busy:
-        thread.join()
+    assert time.monotonic() - began < 2
+    for connection in busy:
+        connection.close()
 
 
 def test_the_deep_probe_is_an_inference(launch: Launch, mount: Callable[..., Path], pki: Path) -> None:
@@ -103,7 +103,7 @@ def strict(
         },
         user="1000:100",
         read_only=True,
-        tmpfs={"/tmp": "", "/run": "", "/home/ma-user": "uid=1000,gid=100,mode=0700"},
+        tmpfs={"/tmp": "", "/run": "", "/home/ma-user": ""},
         ports={"8080/tcp": ("127.0.0.1", None)},
     )
     yield Server(container, pki / "client.pem").wait_ready()
@@ -214,7 +214,7 @@ def test_a_stream_arrives_chunk_by_chunk(server: Server) -> None:
     connection.request("POST", "/v2/models/m/generate_stream?count=5&gap=0.3")
     response = connection.getresponse()
     delays = []
-    while line := response.fp.readline():
+    while line := response.readline():
         if line.startswith(b"data: "):
             delays.append(time.time() - json.loads(line[6:])["sent"])
     assert len(delays) == 5
@@ -320,7 +320,7 @@ def test_the_engine_gets_the_path_that_was_checked(server: Server, sent: str, go
 )
 def test_malformed_requests_are_refused_and_smuggle_nothing(server: Server, request_: bytes) -> None:
     answer = server.say(request_)
-    assert answer.startswith(b"HTTP/1.1 4") or answer.startswith(b"<html>") or answer == b""
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501 ", b"<html>"))
     assert answer.count(b"HTTP/1.1 ") <= 1
     assert not any("smuggled" in line for line in server.state()["seen"])
 

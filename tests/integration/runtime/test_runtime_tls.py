@@ -142,7 +142,7 @@ def test_a_certificate_near_its_end_is_renewed_without_a_failed_request(launch: 
     with Load(server) as load:
         for _ in range(2):
             before = certificate(server)
-            eventually("another certificate is served", lambda before=before: certificate(server) != before)  # type: ignore[misc]
+            eventually("another certificate is served", lambda before=before: certificate(server) != before)
             serials.add(certificate(server))
             assert server.run("/opt/modelarts-engine/bin/healthcheck").strip() == "healthy"
     assert len(serials) == 2
