@@ -1,16 +1,18 @@
 """C1, C2 and the mount point of C4, on bases that differ in who holds the ids."""
 
+from typing import Any
+
 import pytest
 
 
 @pytest.fixture
-def taken(host):
+def taken(host: Any) -> Any:
     """The user that was moved off uid 1000, or None where nobody held it."""
     user = host.user("ubuntu")
     return user if user.exists else None
 
 
-def test_c01_user(host):
+def test_c01_user(host: Any) -> None:
     user = host.user("ma-user")
     assert (user.uid, user.home, user.shell) == (1000, "/home/ma-user", "/bin/bash")
     assert host.check_output("getent passwd 1000").startswith("ma-user:")
@@ -18,13 +20,13 @@ def test_c01_user(host):
     assert (home.uid, home.gid, home.mode) == (1000, 100, 0o1777)
 
 
-def test_c02_group(host):
+def test_c02_group(host: Any) -> None:
     assert host.user("ma-user").gid == 100
     assert host.check_output("id -G ma-user") == "100"
     assert host.run("getent group 100").rc == 0
 
 
-def test_group_keeps_the_name_it_has(host):
+def test_group_keeps_the_name_it_has(host: Any) -> None:
     names = {line.split(":")[0] for line in host.check_output("getent group 100").splitlines()}
     assert len(names) == 1
     assert names <= {"users", "patrons", "ma-group"}
@@ -32,25 +34,25 @@ def test_group_keeps_the_name_it_has(host):
         assert host.group("ma-group").gid == 100
 
 
-def test_nobody_logs_in_as_it(host):
+def test_nobody_logs_in_as_it(host: Any) -> None:
     assert host.check_output("getent shadow ma-user").split(":")[1] == "!"
 
 
-def test_it_can_write_its_home_and_no_more(host):
+def test_it_can_write_its_home_and_no_more(host: Any) -> None:
     as_it = "setpriv --reuid 1000 --regid 100 --clear-groups sh -c '%s'"
     assert host.run(as_it % "echo x > /home/ma-user/x && rm /home/ma-user/x").rc == 0
     assert host.run(as_it % "echo x > /home/mind/x").rc != 0
     assert host.run(as_it % "command -v sudo && sudo -n true").rc != 0
 
 
-def test_c04_mount_point(host):
+def test_c04_mount_point(host: Any) -> None:
     for path, owner in (("/home/mind", (0, 0)), ("/home/mind/model", (1000, 100))):
         folder = host.file(path)
         assert folder.is_directory
         assert (folder.uid, folder.gid, folder.mode) == (*owner, 0o755)
 
 
-def test_nothing_else_is_owned_by_it(host):
+def test_nothing_else_is_owned_by_it(host: Any) -> None:
     """A file that ma-user owns in the image is one it could change."""
     owned = set(host.check_output("find / -xdev -uid 1000").splitlines())
     kept = {"/opt/kept", "/opt/kept/file"} if host.file("/opt/kept").exists else set()
@@ -62,7 +64,7 @@ def test_nothing_else_is_owned_by_it(host):
     }
 
 
-def test_moved_user_keeps_its_files(host, taken):
+def test_moved_user_keeps_its_files(host: Any, taken: Any) -> None:
     if taken is None:
         assert not host.file("/srv/held").exists
         return
@@ -73,18 +75,18 @@ def test_moved_user_keeps_its_files(host, taken):
     assert host.file("/srv/held/file").mode == 0o640
 
 
-def test_links_are_handed_over_and_not_followed(host, taken):
+def test_links_are_handed_over_and_not_followed(host: Any, taken: Any) -> None:
     if taken is not None:
         assert host.check_output("stat -c %u /srv/held/link") == "1001"
     assert host.file("/etc/shadow").uid == 0
 
 
-def test_listed_trees_keep_their_owner(host, taken):
+def test_listed_trees_keep_their_owner(host: Any, taken: Any) -> None:
     if taken is not None:
         assert host.file("/opt/kept/file").uid == 1000
 
 
-def test_ma_user_of_another_uid_brings_its_files(host):
+def test_ma_user_of_another_uid_brings_its_files(host: Any) -> None:
     assert host.check_output("find / -xdev -uid 4000") == ""
     if host.file("/srv/own").exists:
         assert host.file("/srv/own/file").uid == 1000
