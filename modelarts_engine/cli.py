@@ -13,7 +13,6 @@ from typing import Any
 from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
 from modelarts_engine.progress import Progress
 
-
 # Errors that end a command with a message, by the names of classes that are only imported when they are needed.
 CODES = {"UnreachableError": NOT_FIT, "EngineError": FAILED, "ServingError": FAILED, "InputError": USAGE}
 
