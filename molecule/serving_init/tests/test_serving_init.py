@@ -18,7 +18,9 @@ def serving(host, request):
 
 def left(action: str = "echo $p") -> str:
     """A shell command that does `action` for each process $p of ma-user."""
-    return f'for p in $(ls /proc | grep "^[0-9]"); do [ "$(stat -c %u /proc/$p 2>/dev/null)" != 1000 ] || {action}; done'
+    return (
+        f'for p in $(ls /proc | grep "^[0-9]"); do [ "$(stat -c %u /proc/$p 2>/dev/null)" != 1000 ] || {action}; done'
+    )
 
 
 def gone(host, pid, seconds=15):
