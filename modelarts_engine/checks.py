@@ -31,7 +31,7 @@ def _shell_scripts() -> list[str]:
 def lint() -> list[list[str]]:
     """Linters, type checks, generated tables, and that the collection can be built."""
     python = sys.executable
-    code = ["modelarts_engine", "runner.py", "plugins", "tools", "verify", "tests", "molecule"]
+    code = ["modelarts_engine", "runner.py", "plugins", "tools", "verify", "tests", "molecule", "bench"]
     return [
         ["yamllint", "--strict", "."],
         ["ansible-lint", "--offline"],

@@ -29,7 +29,13 @@ class ServingError(Exception):
 
 
 def run_as_platform(
-    client: docker.DockerClient, image: str, model: Path | str | None, *, port: int = 0, name: str | None = None
+    client: docker.DockerClient,
+    image: str,
+    model: Path | str | None,
+    *,
+    port: int = 0,
+    name: str | None = None,
+    **more: Any,
 ) -> Any:
     """Starts the image with no more than the platform gives it, and returns the container.
 
@@ -38,21 +44,22 @@ def run_as_platform(
 
     :param model: folder on the engine's host; None starts the image without one.
     :param port: of the engine's host; 0 takes a free one.
+    :param more: options of the SDK's `run`, such as `command`; they replace what is said here.
     """
-    return client.containers.run(
-        image,
-        detach=True,
-        name=name,
-        user="1000:100",
-        read_only=True,
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
-        tmpfs=TMPFS,
-        shm_size="64m",
-        mounts=[docker.types.Mount(MODEL_PATH, str(model), type="bind", read_only=True)] if model else [],
-        ports={PORT: ("127.0.0.1", port or None)},
-        labels={SERVING: "true"},
-    )
+    options: dict[str, Any] = {
+        "detach": True,
+        "name": name,
+        "user": "1000:100",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "tmpfs": TMPFS,
+        "shm_size": "64m",
+        "mounts": [docker.types.Mount(MODEL_PATH, str(model), type="bind", read_only=True)] if model else [],
+        "ports": {PORT: ("127.0.0.1", port or None)},
+        "labels": {SERVING: "true"},
+    }
+    return client.containers.run(image, **options | more)
 
 
 def last_lines(container: Any, count: int = 15) -> str:
