@@ -146,7 +146,13 @@ class Server:
         raise AssertionError(f"not ready:\n{self.logs()}")
 
     def wait_exit(self, seconds: float) -> int:
-        return int(self.container.wait(timeout=seconds)["StatusCode"])
+        """Return the exit code."""
+        end = time.monotonic() + seconds
+        while self.container.status != "exited":
+            assert time.monotonic() < end, f"the container has not ended within {seconds} s"
+            time.sleep(0.05)
+            self.container.reload()
+        return int(self.container.attrs["State"]["ExitCode"])
 
 
 def playing(folder: Path, *arguments: str, hosts: dict[str, Any] | None = None) -> subprocess.Popen[str]:
@@ -222,15 +228,14 @@ def image(engine: docker.DockerClient, model: Path) -> str:
     return name
 
 
-Launch = Callable[..., Server]
+Launch = Callable[[Path], Server]
 
 
 @pytest.fixture(scope="session")
-def start(engine: docker.DockerClient, image: str) -> Iterator[Launch]:
-    """start(folder): a container as the platform would run it, not waited for."""
-    started = []
+def launch(engine: docker.DockerClient, image: str) -> Launch:
+    """launch(folder): a container as the platform would run it, not waited for."""
 
-    def launch(folder: Path) -> Server:
+    def run(folder: Path) -> Server:
         container = engine.containers.run(
             image,
             detach=True,
@@ -243,15 +248,28 @@ def start(engine: docker.DockerClient, image: str) -> Iterator[Launch]:
             shm_size="64m",
             volumes={str(folder): {"bind": "/home/mind/model", "mode": "ro"}},
         )
-        started.append(container)
         return Server(container)
 
-    yield launch
-    for container in started:
-        container.remove(force=True, v=True)
+    return run
+
+
+@pytest.fixture
+def start(launch: Launch) -> Iterator[Launch]:
+    """Like launch; the containers go with the test."""
+    started = []
+
+    def run(folder: Path) -> Server:
+        started.append(launch(folder))
+        return started[-1]
+
+    yield run
+    for server in started:
+        server.container.remove(force=True, v=True)
 
 
 @pytest.fixture(scope="session")
-def server(start: Launch, model: Path) -> Server:
+def server(launch: Launch, model: Path) -> Iterator[Server]:
     """A server with the defaults, for tests that leave it as it was."""
-    return start(model).wait_ready()
+    server = launch(model)
+    yield server.wait_ready()
+    server.container.remove(force=True, v=True)
