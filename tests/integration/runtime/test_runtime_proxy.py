@@ -250,10 +250,12 @@ def test_a_client_that_leaves_ends_the_engine_s_work(server: Server) -> None:
 
 
 def test_idle_engine_connections_end_before_the_engine_ends_them(server: Server) -> None:
-    """The toy closes what is idle for 5 s; a request that meets such a connection would fail."""
+    """The toy closes what is idle for 5 s; a request that meets such a connection at that moment would fail."""
     server.ask("POST", "/v2/models/m/infer", b"{}")
+    before = server.state()["closed_idle"]
     listing = "awk '$3 ~ /:1F40$/ && $4 == \"01\"' /proc/net/tcp | wc -l"
-    eventually("nginx has given its connections back", lambda: server.run("sh", "-c", listing).strip() == "0", 8)
+    eventually("no connection is left", lambda: server.run("sh", "-c", listing).strip() == "0", 8)
+    assert server.state()["closed_idle"] == before
 
 
 def test_a_client_connection_is_kept(server: Server) -> None:
