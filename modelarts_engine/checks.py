@@ -73,6 +73,8 @@ def _environment() -> dict[str, str]:
     return {
         **os.environ, "PATH": path, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "PYTHONDONTWRITEBYTECODE": "1",
         "ANSIBLE_FORCE_COLOR": "0", "NO_COLOR": "1",
+        # molecule names its state after the folder only; two checkouts of one name must not meet.
+        "ANSIBLE_HOME": str(ROOT / ".cache" / "ansible"),
     }  # fmt: skip
 
 

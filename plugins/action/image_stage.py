@@ -76,6 +76,8 @@ class ActionModule(ActionBase):
                     "ansible_connection": "community.docker.docker_api",
                     "ansible_docker_docker_host": args["engine_url"],
                     "ansible_user": "root",
+                    # A base whose Python comes without bytecode would get some from Ansible's modules.
+                    "ansible_docker_extra_env": {"PYTHONDONTWRITEBYTECODE": "1"},
                     "ansible_remote_tmp": f"{engine.VOLUME}/.ansible",
                     "ansible_python_interpreter": "/usr/bin/python3",
                 },
