@@ -23,13 +23,17 @@ def _recipes() -> list[str]:
 
 def _variables(pairs: list[str]) -> dict[str, Any]:
     """`-e name=value`, `-e '{"name": …}'` and `-e @file`, as ansible-playbook takes them."""
+    from ansible.errors import AnsibleError
     from ansible.parsing.dataloader import DataLoader
     from ansible.parsing.splitter import parse_kv
 
     result: dict[str, Any] = {}
     for pair in pairs:
         if pair.startswith("@"):
-            data = DataLoader().load_from_file(str(Path(pair[1:]).resolve()))
+            try:
+                data = DataLoader().load_from_file(str(Path(pair[1:]).resolve()))
+            except AnsibleError as error:
+                raise ValueError(f"-e {pair}: {error}") from error
         elif pair.lstrip().startswith(("{", "[")):
             data = json.loads(pair)
         else:
@@ -254,6 +258,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Runs one command; returns the exit code."""
     arguments = parser().parse_args(argv)
+    inventory = getattr(arguments, "inventory", None)
+    if inventory and "," not in inventory and not Path(inventory).exists():
+        print(
+            f"error: there is no inventory {inventory}; give a file or a folder, such as inventories/gpu",
+            file=sys.stderr,
+        )
+        return USAGE
     try:
         return int(arguments.function(arguments))
     except KeyboardInterrupt:

@@ -175,9 +175,12 @@ def _code(failure: Mapping[str, Any]) -> int:
     result = failure.get("res") or {}
     if "exit_code" in result:
         return int(result["exit_code"])
-    if "argument_errors" in result:
+    if "argument_errors" in result or "/tasks/preflight.yml:" in str(failure.get("task_path")):
         return USAGE
-    return NOT_FIT if str(failure.get("role", "")).rpartition(".")[2] == "build_host" else FAILED
+    about_host = str(failure.get("role", "")).rpartition(".")[2] == "build_host" or "/engine_forward.yml:" in str(
+        failure.get("task_path")
+    )
+    return NOT_FIT if about_host else FAILED
 
 
 def _explain(failure: Mapping[str, Any]) -> str:

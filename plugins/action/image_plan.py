@@ -49,8 +49,13 @@ class ActionModule(ActionBase):
         self._collection = keys.Collection(ROOT)
         try:
             plan = self._plan()
-            # The roles that run on the build host get exactly what was checked here, as the stages' roles do.
-            host_vars = {name: value for role in plan["host"] for name, value in plan["host"][role].items()}
+            # The roles that run on the build host get exactly what was checked here, and so do the stages' roles when their arguments are checked there.
+            host_vars = {
+                name: value
+                for args in (plan["host"], plan["args"])
+                for role in args
+                for name, value in args[role].items()
+            }
             result.update(
                 changed=False,
                 plan=plan,

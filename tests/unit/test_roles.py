@@ -142,6 +142,12 @@ def test_readme_has_the_specification(role: Path) -> None:
     assert len(old.partition(role_docs.BEGIN)[0].split()) > 20, "a paragraph about the role belongs before the table"
 
 
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_preflight_looks_at_nothing_but_arguments(role: Path) -> None:
+    tasks = yaml.safe_load((role / "tasks/preflight.yml").read_text())
+    assert {key for task in tasks for key in task if "." in key} == {"ansible.builtin.assert"}
+
+
 # What changes a build host is tried on one of its own: tests/integration/buildhosts.
 HOST_ROLES = ("base_image", "build_host")
 
