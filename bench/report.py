@@ -76,7 +76,9 @@ def table(found: dict[str, Any]) -> str:
         ],
     }
     return (
-        "\n\n".join("\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows]) for head, rows in sections.items())
+        found["machine"]
+        + "\n\n"
+        + "\n\n".join("\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows]) for head, rows in sections.items())
         + "\n"
     )
 
