@@ -236,7 +236,11 @@ def test_a_websocket_is_passed_and_no_other_upgrade(server: Server) -> None:
         assert connection.recv(4096) == b"there and back\n"
     with server.socket() as connection:
         connection.sendall(head % b"h2c")
-        assert b'{"upgrade": null}' in connection.recv(4096)
+        # Head and body may come apart: the proxy passes on what it gets.
+        answer = b""
+        while b"}" not in answer and (part := connection.recv(4096)):
+            answer += part
+        assert answer.endswith(b'{"upgrade": null}')
 
 
 def test_a_client_that_leaves_ends_the_engine_s_work(server: Server) -> None:
