@@ -109,8 +109,10 @@ class ActionModule(ActionBase):
                 epoch=epoch,
             )
             planned.append({"name": stage["name"], "roles": roles, "key": parent, "config": config})
+        preflights = [role for role in (*host, *role_args) if (ROOT / "roles" / role / "tasks/preflight.yml").is_file()]
         return {
             "image": name,
+            "preflights": preflights,
             "base": base,
             "stages": planned,
             "rebuild": str(args.get("rebuild") or ""),

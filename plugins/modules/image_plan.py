@@ -49,7 +49,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: C(image), C(base), C(stages) (name, roles, key, config each), C(host) and C(args) (arguments by role).
+  description:
+    - C(image), C(base), C(stages) (name, roles, key, config each), C(host) and C(args) (arguments by role).
+    - C(preflights) names the roles that assert what their arguments mean.
   returned: success
   type: dict
 """

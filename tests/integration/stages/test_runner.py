@@ -116,3 +116,17 @@ def test_secrets_of_the_environment_and_of_variables_stay_out_of_what_is_kept(
         image for image in workshop.client.images.list(name=engine.STAGE) if image.id == workshop.result()["Id"]
     )
     assert f"{planted}-env" not in str(image.history()) + str(image.attrs)
+
+
+def test_a_value_that_means_nothing_is_refused_before_anything_starts(workshop: Workshop) -> None:
+    workshop.role("alpha", OK, TEXT)
+    check = {
+        "name": "Check",
+        "ansible.builtin.assert": {"that": "alpha_size > 0", "fail_msg": "alpha_size must be 1 or more."},
+    }
+    (workshop.root / "roles/alpha/tasks/preflight.yml").write_text(json.dumps([check]))
+    command = workshop.runner([("only", ["alpha"])], "-e", "alpha_size=0")
+    done = subprocess.run(command, cwd=workshop.root, capture_output=True, text=True, check=False)
+    assert (done.returncode, "alpha_size must be 1 or more." in done.stderr) == (2, True), done.stderr
+    assert "built" not in done.stdout
+    assert workshop.containers() == []
