@@ -10,7 +10,8 @@ AS_USER = "setpriv --reuid 1000 --regid 100 --clear-groups --no-new-privs"
 def serving(host, request):
     """The running start command's process id and the file its output goes to."""
     log = "/tmp/serving.log"
-    start = f"{AS_USER} setsid {request.param} /home/mind/run.sh >{log} 2>&1 & echo $!"
+    # The user's own file: nginx opens its standard output anew, by name.
+    start = f"rm -f {log}; {AS_USER} setsid sh -c 'exec {request.param} /home/mind/run.sh >{log} 2>&1' & echo $!"
     pid = host.check_output(f"({start}); timeout 60 sh -c 'until {HEALTHY} >/dev/null; do sleep 0.2; done'")
     yield pid, log
     host.run(f"kill -KILL -- -{pid}; {left('kill -KILL $p')}")
