@@ -110,6 +110,11 @@ def doctor(arguments: argparse.Namespace) -> int:
     return run("doctor.yml", inventory=arguments.inventory, extra=extra, progress=Progress("doctor", tables=True)).code
 
 
+def _model(arguments: argparse.Namespace) -> Path:
+    """The model folder that was named, or the one that a local build makes."""
+    return Path(arguments.model or Path.home() / ".cache/modelarts-engine/models/smollm2/model")
+
+
 def _client(arguments: argparse.Namespace) -> Any:
     from modelarts_engine import engine_client
 
@@ -129,13 +134,13 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.stop:
         return DONE
     image = engine_client.find_image(client, arguments.image)
-    model = Path(arguments.model or Path.home() / ".cache/modelarts-engine/models/smollm2/model").resolve()
+    model = _model(arguments).resolve()
     if not model.is_dir():
         print(f"error: there is no model folder {model}; give one with --model", file=sys.stderr)
         return USAGE
-    engine_client.engine.remove(client, "modelarts-engine-serve")
+    engine_client.engine.remove(client, engine_client.SERVED)
     container = engine_client.serving.run_as_platform(
-        client, image, model, port=arguments.port, name="modelarts-engine-serve"
+        client, image, model, port=arguments.port, name=engine_client.SERVED
     )
     service = engine_client.serving.Service(container)
     try:
@@ -177,7 +182,6 @@ def verify(arguments: argparse.Namespace) -> int:
 
     image = engine_client.find_image(_client(arguments), arguments.image)
     url = arguments.engine_url or engine_client.DEFAULT_URL
-    model = arguments.model or str(Path.home() / ".cache/modelarts-engine/models/smollm2/model")
     command = [
         sys.executable,
         "-m",
@@ -186,7 +190,7 @@ def verify(arguments: argparse.Namespace) -> int:
         "no:cacheprovider",
         str(ROOT / "verify"),
         f"--image={image}",
-        f"--model={model}",
+        f"--model={_model(arguments)}",
         f"--engine-url={url}",
     ]
     return DONE if subprocess.run([*command, *arguments.pytest], cwd=ROOT, check=False).returncode == 0 else FAILED

@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "collections"))
 from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, serving
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
+SERVED = "modelarts-engine-serve"  # the container that `serve` keeps up
 
-__all__ = ["DEFAULT_URL", "engine", "find_image", "keys", "reap", "running", "serving"]
+__all__ = ["DEFAULT_URL", "SERVED", "engine", "find_image", "keys", "reap", "running", "serving"]
 
 
 def reap(url: str) -> list[str]:
@@ -48,5 +49,5 @@ def find_image(client: Any, image: str) -> str:
 
 def running(client: Any) -> Any | None:
     """The container that `serve` keeps up, or None."""
-    found = client.containers.list(filters={"name": "^modelarts-engine-serve$"})
+    found = client.containers.list(filters={"name": f"^{SERVED}$"})
     return found[0] if found else None

@@ -40,7 +40,6 @@ class ActionModule(ActionBase):
         names = [stage["name"] for stage in stages]
         usable = names.index(plan["rebuild"]) if plan["rebuild"] else len(stages)
         done = next((n for n in range(usable, 0, -1) if engine.find(client, stages[n - 1]["key"])), 0)
-        final = f"{engine.STAGE}:{stages[-1]['key']}"
         parent = f"{engine.STAGE}:{stages[done - 1]['key']}" if done else plan["base"]["base_image_name"]
         missing = []
         for stage in stages[done:]:
@@ -70,7 +69,6 @@ class ActionModule(ActionBase):
                 "host_vars": {
                     **{name: value for arguments in plan["args"].values() for name, value in arguments.items()},
                     "image_missing": missing,
-                    "image_final": final,
                     "image_engine_url": args["engine_url"],
                     "image_build_host": task_vars["inventory_hostname"],
                     "ansible_connection": "community.docker.docker_api",
