@@ -9,7 +9,7 @@ TLS = "/home/ma-user/.serving/tls"
 def made(host):
     """Lets the helper make everything, as it does when a container starts."""
     host.run("rm -rf /home/ma-user/.serving; mkdir -p /home/ma-user/.serving")
-    start = f"setsid /opt/modelarts-engine/bin/tls >/dev/null 2>&1 & echo $!; timeout 30 sh -c 'until [ -p {TLS}/passphrase ]; do sleep 0.1; done'"
+    start = f"setsid /opt/modelarts-engine/bin/tls >/dev/null 2>&1 & echo $!; timeout 30 sh -c 'until [ -e {TLS}/passphrase ]; do sleep 0.1; done'"
     leader = host.check_output(start)
     yield host
     host.run(f"kill -KILL -- -{leader}; rm -rf /home/ma-user/.serving")
@@ -29,7 +29,7 @@ def test_the_passphrase_opens_the_key_as_often_as_asked(made):
 
 
 def test_nothing_is_readable_for_others_and_no_ca_key_is_left(made):
-    assert made.check_output(f"find {TLS} -perm /077") == ""
+    assert made.check_output(f"find -L {TLS} -perm /077") == ""
     assert (
         made.check_output(f"grep -l 'BEGIN.*PRIVATE KEY' {TLS}/*.crt {TLS}/*.ca {TLS}/*.pem; true")
         == f"{TLS}/server.pem"
