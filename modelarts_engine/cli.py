@@ -14,7 +14,7 @@ from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
 from modelarts_engine.progress import Progress
 
 # Errors that end a command with a message, by the names of classes that are only imported when they are needed.
-CODES = {"UnreachableError": NOT_FIT, "EngineError": FAILED, "ServingError": FAILED, "InputError": USAGE}
+CODES = {"UnreachableError": NOT_FIT, "EngineError": FAILED, "ServingError": FAILED, "InputError": USAGE, "RehearsalError": USAGE}
 
 
 def _recipes() -> list[str]:
@@ -52,7 +52,9 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
     from modelarts_engine import engine_client
 
     collection = engine_client.keys.Collection(ROOT)
-    options = {name: option for role in collection.roles() for name, option in collection.options(role).items()}
+    options = collection.settings() | {
+        name: o for role in collection.roles() for name, o in collection.options(role).items()
+    }
     for name in set(values) & set(options):
         if isinstance(values[name], str) and "{{" not in values[name]:
             with contextlib.suppress(engine_client.keys.InputError):
@@ -92,7 +94,7 @@ def build(arguments: argparse.Namespace) -> int:
             outcome.code = FAILED
         for result in outcome.of("image_rehearse"):
             if "answer" in result:
-                print(f"\n  {result['prompt']}\n  > {result['answer'].strip()}\n")
+                print(f"\n  {result['prompt']}\n  > {_shown(result['answer'])}\n")
         if outcome.code == DONE:
             print(f"{image}: done in {progress.elapsed:.1f} s; ./runner.py serve {image} keeps it up")
         else:
@@ -110,9 +112,14 @@ def doctor(arguments: argparse.Namespace) -> int:
     return run("doctor.yml", inventory=arguments.inventory, extra=extra, progress=Progress("doctor", tables=True)).code
 
 
-def _model(arguments: argparse.Namespace) -> Path:
-    """The model folder that was named, or the one that a local build makes."""
-    return Path(arguments.model or Path.home() / ".cache/modelarts-engine/models/smollm2/model")
+def _shown(answer: Any) -> str:
+    """An answer as people read it: text as it is, numbers as JSON."""
+    return answer.strip() if isinstance(answer, str) else json.dumps(answer)
+
+
+def _model(arguments: argparse.Namespace, engine: str) -> Path:
+    """The model folder that was named, or the one that a local build of this engine makes."""
+    return Path(arguments.model or Path.home() / ".cache/modelarts-engine/models" / engine / "model")
 
 
 def _client(arguments: argparse.Namespace) -> Any:
@@ -134,7 +141,8 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.stop:
         return DONE
     image = engine_client.find_image(client, arguments.image)
-    model = _model(arguments).resolve()
+    asked = engine_client.rehearsal.of_image(client.api.inspect_image(image))
+    model = _model(arguments, asked.engine).resolve()
     if not model.is_dir():
         print(f"error: there is no model folder {model}; give one with --model", file=sys.stderr)
         return USAGE
@@ -154,7 +162,7 @@ def serve(arguments: argparse.Namespace) -> int:
     print(
         f"{image} serves at https://localhost:{service.port}, CA certificate in {ca.relative_to(Path.cwd()) if ca.is_relative_to(Path.cwd()) else ca}"
     )
-    print('ask it: ./runner.py infer "what is machine learning"; stop it: ./runner.py serve --stop')
+    print(f'ask it: ./runner.py infer "{asked.question}"; stop it: ./runner.py serve --stop')
     return DONE
 
 
@@ -167,12 +175,13 @@ def infer(arguments: argparse.Namespace) -> int:
         print("error: nothing is served; start it with ./runner.py serve triton", file=sys.stderr)
         return USAGE
     service = engine_client.serving.Service(container)
+    asked = engine_client.rehearsal.of_image(container.image.attrs)
     if arguments.stream:
-        for piece in service.stream(arguments.text, arguments.max_tokens):
+        for piece in service.stream(asked, arguments.text, arguments.max_tokens):
             print(piece, end="", flush=True)
         print()
     else:
-        print(service.infer(arguments.text, arguments.max_tokens).strip())
+        print(_shown(service.infer(asked, arguments.text, arguments.max_tokens)))
     return DONE
 
 
@@ -180,7 +189,9 @@ def verify(arguments: argparse.Namespace) -> int:
     """Checks an image against the platform's contract, clause by clause."""
     from modelarts_engine import engine_client
 
-    image = engine_client.find_image(_client(arguments), arguments.image)
+    client = _client(arguments)
+    image = engine_client.find_image(client, arguments.image)
+    asked = engine_client.rehearsal.of_image(client.api.inspect_image(image))
     url = arguments.engine_url or engine_client.DEFAULT_URL
     command = [
         sys.executable,
@@ -190,7 +201,7 @@ def verify(arguments: argparse.Namespace) -> int:
         "no:cacheprovider",
         str(ROOT / "verify"),
         f"--image={image}",
-        f"--model={_model(arguments)}",
+        f"--model={_model(arguments, asked.engine)}",
         f"--engine-url={url}",
     ]
     return DONE if subprocess.run([*command, *arguments.pytest], cwd=ROOT, check=False).returncode == 0 else FAILED
@@ -237,19 +248,19 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest"
     )
-    command.add_argument("--model", metavar="DIR", help="model folder, default the local model that build made")
+    command.add_argument("--model", metavar="DIR", help="model folder, default the model that the local build of its engine made")
     command.add_argument("--port", type=int, default=8080, help="port on loopback, default 8080; 0 takes a free one")
     command.add_argument(
         "--wait", type=float, default=120, metavar="SECONDS", help="how long the image may take to be healthy"
     )
     command.add_argument("--stop", action="store_true", help="stop what is served")
     command = add("infer", infer, engine=True)
-    command.add_argument("text", help="what to ask")
+    command.add_argument("text", help="what to ask: a text, or JSON such as \"[1.0, 2.0]\" where the engine takes numbers")
     command.add_argument("--max-tokens", type=int, default=64)
     command.add_argument("--stream", action="store_true", help="print the answer as it is made")
     command = add("verify", verify, engine=True)
     command.add_argument("image", help="an image, triton for modelarts-engine/triton:latest")
-    command.add_argument("--model", metavar="DIR", help="model folder, default the local model that build made")
+    command.add_argument("--model", metavar="DIR", help="model folder, default the model that the local build of its engine made")
     command.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
     command = add("test", test)
     command.add_argument(

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core_version
@@ -75,13 +74,22 @@ class ActionModule(ActionBase):
         stages = [stage for stage in args["stages"] if stage["roles"]]
         self._check_stages(stages, str(args.get("rebuild") or ""))
         self._check_names()
+        settings = self._settings()
         # What the command line and the recipe say reaches a role as it is written, whatever the spec makes of it: it outranks a host's variables.
         self._as_written = {**self._task._parent._play.get_vars(), **load_extra_vars(self._loader)}
         host_roles = (*HOST_ROLES, "model_package") if self._vars.get("image_model") else HOST_ROLES
         host = keys.resolve(
             host_roles,
             self._collection,
-            lambda role, seen: self._given(role, seen, {"base_image_name": "-", **args["base"]}),
+            lambda role, seen: self._given(
+                role,
+                seen,
+                {
+                    "base_image_name": "-",
+                    "base_image_ca_bundle": settings.get("image_build_ca_bundle"),
+                    **args["base"],
+                },
+            ),
         )
         base = host["base_image"]
         parent = keys.stage_key(
@@ -118,7 +126,25 @@ class ActionModule(ActionBase):
             "rebuild": str(args.get("rebuild") or ""),
             "host": host,
             "args": role_args,
+            "build": {
+                "ca_bundle": settings.get("image_build_ca_bundle", ""),
+                "network": settings.get("image_build_network", "bridge"),
+            },
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """The build's own variables, of their types; see `meta/image_variables.yml`."""
+        spec = self._collection.settings()
+        given = {name: self._templar.template(self._vars[name]) for name in spec if self._vars.get(name) is not None}
+        settings = keys.validated(spec, given, "the build", "meta/image_variables.yml")
+        if bundle := settings.get("image_build_ca_bundle"):
+            try:
+                text = Path(bundle).read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise keys.InputError(f"image_build_ca_bundle: {bundle} cannot be read: {error}") from error
+            if "-----BEGIN CERTIFICATE-----" not in text:
+                raise keys.InputError(f"image_build_ca_bundle: {bundle} holds no PEM certificate")
+        return settings
 
     def _check_stages(self, stages: list[dict[str, Any]], rebuild: str) -> None:
         names = [stage["name"] for stage in stages]
@@ -135,17 +161,11 @@ class ActionModule(ActionBase):
     def _check_names(self) -> None:
         """Refuses variables that nothing reads: of a role in any source, and of any kind on the command line."""
         ours = [name for name in self._vars if any(name.startswith(role + "_") for role in self._collection.roles())]
-        known = {p for path in ("playbooks/image.yml", "meta/image_variables.yml") for p in self._declared(path)}
         bad = self._collection.unknown(ours) or self._collection.unknown(
-            load_extra_vars(self._loader), also_known=known
+            load_extra_vars(self._loader), also_known=self._collection.settings()
         )
         if bad:
             raise keys.InputError("; ".join(bad))
-
-    @staticmethod
-    def _declared(path: str) -> list[str]:
-        data = yaml.safe_load((ROOT / path).read_text())
-        return list(data) if isinstance(data, dict) else []
 
     def _given(self, role: str, seen: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
         """What inventory, recipe and command line say of a role's arguments, templated; the command line wins over `extra`."""

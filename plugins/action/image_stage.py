@@ -15,7 +15,7 @@ class ActionModule(ActionBase):
     """See `ansible-doc modelarts.engine.image_stage`."""
 
     _requires_connection = False
-    _VALID_ARGS = frozenset(("state", "plan", "stage", "engine_url", "ca_bundle", "network", "may_be_down"))
+    _VALID_ARGS = frozenset(("state", "plan", "stage", "build", "engine_url", "may_be_down"))
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
@@ -74,8 +74,12 @@ class ActionModule(ActionBase):
                     "ansible_connection": "community.docker.docker_api",
                     "ansible_docker_docker_host": args["engine_url"],
                     "ansible_user": "root",
-                    # A base whose Python comes without bytecode would get some from Ansible's modules.
-                    "ansible_docker_extra_env": {"PYTHONDONTWRITEBYTECODE": "1"},
+                    "image_build": plan["build"],
+                    "image_container_environment": {
+                        # A base whose Python comes without bytecode would get some from Ansible's modules.
+                        "PYTHONDONTWRITEBYTECODE": "1",
+                        **(engine.CA_ENVIRONMENT if plan["build"]["ca_bundle"] else {}),
+                    },
                     "ansible_remote_tmp": f"{engine.VOLUME}/.ansible",
                     "ansible_python_interpreter": "/usr/bin/python3",
                 },
@@ -88,8 +92,8 @@ class ActionModule(ActionBase):
             client,
             parent=stage["parent"],
             name=stage["container"],
-            ca_bundle=str(args.get("ca_bundle") or ""),
-            network=str(args.get("network") or "bridge"),
+            ca_bundle=args["build"]["ca_bundle"],
+            network=args["build"]["network"],
         )
         code, _ = engine.execute(client, stage["container"], ["/usr/bin/python3", "-c", "import json, zipfile"])
         if code:

@@ -35,6 +35,18 @@ TMPFS = ("/run", "/root", "/var/cache/apt", "/var/lib/apt/lists", "/var/log")
 VOLUME = "/tmp"  # noqa: S108
 CA_BUNDLE = f"{VOLUME}/build-ca.crt"
 
+# How each tool of a build is told which certificates to trust; the files lie on the container's volume.
+CA_APT = f"{VOLUME}/build-ca.apt.conf"
+CA_WGET = f"{VOLUME}/build-ca.wgetrc"
+CA_ENVIRONMENT = {
+    **dict.fromkeys(
+        ("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO"),
+        CA_BUNDLE,
+    ),
+    "APT_CONFIG": CA_APT,
+    "WGETRC": CA_WGET,
+}  # fmt: skip
+
 # What package tools and the dynamic linker leave behind and make again when they need it.
 DROPPINGS = "rm -rf /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache /var/lib/dpkg/*-old /var/lib/apt/extended_states.old /etc/*- /etc/.pwd.lock"
 
@@ -168,7 +180,7 @@ def tag(client: docker.DockerClient, reference: str, name: str) -> None:
 def start(client: docker.DockerClient, *, parent: str, name: str, ca_bundle: str = "", network: str = "bridge") -> None:
     """Starts a build container of the parent image.
 
-    :param ca_bundle: a PEM file on the controller, put on the container's volume as `CA_BUNDLE`.
+    :param ca_bundle: a PEM file on the controller; with the base's own certificates it becomes `CA_BUNDLE` on the container's volume.
     """
     remove(client, name)
     host = client.api.create_host_config(
@@ -191,14 +203,27 @@ def start(client: docker.DockerClient, *, parent: str, name: str, ca_bundle: str
         remove(client, name)
         raise EngineError(f"the base {parent} cannot run `sleep`: {message(error)}") from error
     if ca_bundle:
-        blob = io.BytesIO()
-        with tarfile.open(fileobj=blob, mode="w") as tar:
-            tar.add(
-                ca_bundle,
-                arcname=PurePosixPath(CA_BUNDLE).name,
-                filter=lambda info: info.replace(uid=0, gid=0, mode=0o644),
-            )
-        client.api.put_archive(name, VOLUME, blob.getvalue())
+        _trust(client, name, Path(ca_bundle).read_bytes())
+
+
+def _trust(client: docker.DockerClient, name: str, bundle: bytes) -> None:
+    """Puts a CA bundle and the files that point tools to it on a build container's volume. What the base trusts stays trusted."""
+    files = {
+        f"{CA_BUNDLE}.site": bundle,
+        CA_APT: f'Acquire::https::CAInfo "{CA_BUNDLE}";\n'.encode(),
+        CA_WGET: f"ca_certificate = {CA_BUNDLE}\n".encode(),
+    }
+    blob = io.BytesIO()
+    with tarfile.open(fileobj=blob, mode="w") as tar:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(PurePosixPath(path).name)
+            entry.size, entry.mode = len(content), 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    client.api.put_archive(name, VOLUME, blob.getvalue())
+    join = f"cat /etc/ssl/certs/ca-certificates.crt {CA_BUNDLE}.site 2>/dev/null >{CA_BUNDLE}; test -s {CA_BUNDLE}"
+    code, output = execute(client, name, ["sh", "-c", join])
+    if code:
+        raise EngineError(f"the CA bundle could not be put into {name}: {output.strip()}")
 
 
 def execute(client: docker.DockerClient, name: str, command: list[str], user: str = "0:0") -> tuple[int, str]:
@@ -267,6 +292,7 @@ def commit(
         **config,
         "Labels": {
             **(base.get("Labels") or {}),
+            **(config.get("Labels") or {}),
             **labels,
             LABEL + "key": key,
             LABEL + "parent-layers": keys.digest(layers),

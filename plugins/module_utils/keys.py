@@ -26,7 +26,8 @@ COLLECTION = "modelarts.engine"
 # Arguments that say where a thing is fetched or kept, not what it is. Two hosts that differ in them share their cache.
 WHERE_NOT_WHAT = ("_cache", "_cache_dir", "_ca_bundle", "_engine_url", "_mirrors")
 
-_NOT_CONTENT = ("README.md", "__pycache__")
+# `rehearsal` is what an engine is asked once it is built.
+_NOT_CONTENT = ("README.md", "__pycache__", "rehearsal")
 _REACHED = re.compile(
     r"ansible_collections\.modelarts\.engine\.plugins\.(\w+)\.(\w+)|(?<![\w.])modelarts\.engine\.(\w+)"
 )
@@ -82,6 +83,11 @@ class Collection:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._options: dict[str, dict[str, Any]] = {}
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The spec of the variables of a build that no role declares, from `meta/image_variables.yml`."""
+        spec: dict[str, dict[str, Any]] = load((self.root / "meta/image_variables.yml").read_text())
+        return spec
 
     def roles(self) -> list[str]:
         """Names of all roles, sorted."""
@@ -197,13 +203,21 @@ def arguments(options: Mapping[str, Any], values: Mapping[str, Any], role: str) 
         raise InputError(
             f"role {role}: {', '.join(secret)} is declared no_log; a secret is never an argument of a stage, mount it at run time"
         )
+    return validated(options, values, f"role {role}", f"roles/{role}/README.md")
+
+
+def validated(options: Mapping[str, Any], values: Mapping[str, Any], what: str, where: str) -> dict[str, Any]:
+    """Values after a spec's coercion and defaults; those that are None are left out.
+
+    :param what: begins the message of an error.
+    :param where: the file in which a user reads what is allowed.
+    """
     result = ArgumentSpecValidator(dict(options)).validate(
         {name: value for name, value in values.items() if name in options}
     )
     if result.error_messages:
-        raise InputError(f"role {role}: {'; '.join(result.error_messages)} (arguments: roles/{role}/README.md)")
-    validated: dict[str, Any] = result.validated_parameters
-    return {name: value for name, value in validated.items() if value is not None}
+        raise InputError(f"{what}: {'; '.join(result.error_messages)} (arguments: {where})")
+    return {name: value for name, value in result.validated_parameters.items() if value is not None}
 
 
 def resolve(

@@ -30,15 +30,12 @@ options:
   stage:
     description: One of the missing stages that C(looked_up) found.
     type: dict
-  ca_bundle:
-    description: PEM file on the controller that the build container trusts; never committed.
-    type: str
+  build:
+    description: For C(started), the plan's C(build), that is C(ca_bundle), a PEM file on the controller that the container trusts, and C(network).
+    type: dict
   may_be_down:
     description: For C(looked_up), return C(down) instead of failing where no engine answers.
     type: bool
-  network:
-    description: The build container's network.
-    type: str
 """
 
 EXAMPLES = r"""

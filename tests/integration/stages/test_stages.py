@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import tarfile
+import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,6 +251,8 @@ def test_a_base_without_python_is_refused(workshop: Workshop) -> None:
             {"base_image_digest": "sha256:12", "base_image_source": "pull", "base_image_reference": "r.invalid/x"},
             "base_image_digest",
         ),
+        ({"image_build_ca_bundle": "/nowhere.pem"}, "image_build_ca_bundle: /nowhere.pem cannot be read"),
+        ({"image_build_environment": "A"}, "image_build_environment"),
         ({"build_host_engine_url": "unix:///nowhere.sock"}, "/nowhere.sock"),
         ({"build_host_min_disk_gb": 1000000}, "1000000"),
     ],
@@ -259,3 +263,39 @@ def test_bad_input_is_refused_before_a_container_starts(workshop: Workshop, extr
     assert said in done.stdout + done.stderr
     assert "Start the build container" not in done.stdout
     assert workshop.containers() == []
+
+
+def test_the_site_s_ca_reaches_every_tool_of_a_build_and_no_layer(workshop: Workshop, tmp_path: Path) -> None:
+    """What each tool is told, and that a certificate of the site's CA verifies with it and with nothing else."""
+    ca, key = tmp_path / "ca.pem", tmp_path / "ca.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=Planted site CA", "-keyout", str(key), "-out", str(ca)],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    look = """
+    set -e
+    python3 - <<'PY'
+    import os, ssl
+    for name in ("SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO"):
+        found = ssl.create_default_context(cafile=os.environ[name]).get_ca_certs()
+        assert any("Planted site CA" in str(one) for one in found), name
+        assert len(found) > 1 or not os.path.exists("/etc/ssl/certs/ca-certificates.crt"), name
+    PY
+    apt-config dump | grep -qx 'Acquire::https::CAInfo "/tmp/build-ca.crt";'
+    grep -q /tmp/build-ca.crt "$WGETRC"
+    """
+    task = {"name": "Look", "ansible.builtin.shell": {"cmd": textwrap.dedent(look)}, "changed_when": False}
+    away = {
+        "name": "See the controller's own environment",
+        "ansible.builtin.command": {"argv": ["sh", "-c", 'test -z "$WGETRC"']},
+        "delegate_to": "localhost",
+        "changed_when": False,
+    }
+    workshop.role("alpha", [*WRITE, task, away], PORT)
+    done = workshop.build([("first", ["alpha"])], extra={"image_build_ca_bundle": str(ca)})
+    assert done.returncode == 0, done.stdout
+    names = layer_names(workshop, workshop.result(), above=0)
+    assert not [name for name in names if "build-ca" in name]
+    again = workshop.build([("first", ["alpha"])])
+    assert "Start the build container" not in again.stdout
