@@ -14,7 +14,13 @@ from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
 from modelarts_engine.progress import Progress
 
 # Errors that end a command with a message, by the names of classes that are only imported when they are needed.
-CODES = {"UnreachableError": NOT_FIT, "EngineError": FAILED, "ServingError": FAILED, "InputError": USAGE, "RehearsalError": USAGE}
+CODES = {
+    "UnreachableError": NOT_FIT,
+    "EngineError": FAILED,
+    "ServingError": FAILED,
+    "InputError": USAGE,
+    "RehearsalError": USAGE,
+}
 
 
 def _recipes() -> list[str]:
@@ -248,19 +254,25 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest"
     )
-    command.add_argument("--model", metavar="DIR", help="model folder, default the model that the local build of its engine made")
+    command.add_argument(
+        "--model", metavar="DIR", help="model folder, default the model that the local build of its engine made"
+    )
     command.add_argument("--port", type=int, default=8080, help="port on loopback, default 8080; 0 takes a free one")
     command.add_argument(
         "--wait", type=float, default=120, metavar="SECONDS", help="how long the image may take to be healthy"
     )
     command.add_argument("--stop", action="store_true", help="stop what is served")
     command = add("infer", infer, engine=True)
-    command.add_argument("text", help="what to ask: a text, or JSON such as \"[1.0, 2.0]\" where the engine takes numbers")
+    command.add_argument(
+        "text", help='what to ask: a text, or JSON such as "[1.0, 2.0]" where the engine takes numbers'
+    )
     command.add_argument("--max-tokens", type=int, default=64)
     command.add_argument("--stream", action="store_true", help="print the answer as it is made")
     command = add("verify", verify, engine=True)
     command.add_argument("image", help="an image, triton for modelarts-engine/triton:latest")
-    command.add_argument("--model", metavar="DIR", help="model folder, default the model that the local build of its engine made")
+    command.add_argument(
+        "--model", metavar="DIR", help="model folder, default the model that the local build of its engine made"
+    )
     command.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
     command = add("test", test)
     command.add_argument(

@@ -8,12 +8,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "collections"))
 
-from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, serving
+from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, rehearsal, serving
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 SERVED = "modelarts-engine-serve"  # the container that `serve` keeps up
 
-__all__ = ["DEFAULT_URL", "SERVED", "engine", "find_image", "keys", "reap", "running", "serving"]
+__all__ = ["DEFAULT_URL", "SERVED", "engine", "find_image", "keys", "reap", "rehearsal", "running", "serving"]
 
 
 def reap(url: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import docker
@@ -21,7 +23,7 @@ pytest.register_assert_rewrite("verify.contract")
 
 from verify.contract import Contract, Request  # noqa: E402
 
-LOCAL_MODEL = Path.home() / ".cache/modelarts-engine/models/smollm2/model"
+MODELS = Path.home() / ".cache/modelarts-engine/models"
 OUTCOMES: dict[str, dict[str, str]] = {}
 
 
@@ -31,24 +33,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--model",
         type=Path,
-        default=LOCAL_MODEL,
-        help="model folder on this machine; default the local model that build makes",
+        help="model folder on this machine; default the model that the local build of the image's engine makes",
     )
     group.addoption(
-        "--request", type=Path, help="JSON file: method, path, body, expect; default the tutorial's request to Triton"
+        "--request",
+        type=Path,
+        help="JSON file: method, path, body, expect; default what the role of the image's engine says",
     )
     group.addoption("--engine-url", help="the container engine; default DOCKER_HOST or the local socket")
     group.addoption("--wait", type=float, default=120, help="seconds the image may take to be healthy; default 120")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    model = config.getoption("--model")
     if config.getoption("--help"):
         return
     if not config.getoption("--image"):
         raise pytest.UsageError("say which image: pytest verify --image IMAGE")
-    if not model.is_dir() or not any(model.iterdir()):
-        raise pytest.UsageError(f"{model} is no folder with a model in it; name one with --model DIR")
+
+
+def _rehearsal() -> ModuleType:
+    """The collection's own module, wherever the collection is."""
+    path = ROOT / "plugins/module_utils/rehearsal.py"
+    spec = importlib.util.spec_from_file_location("modelarts_engine_rehearsal", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +68,16 @@ def contract(pytestconfig: pytest.Config) -> Iterator[Contract]:
     url = pytestconfig.getoption("--engine-url") or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     os.environ["DOCKER_HOST"] = url  # testinfra's too
     image = pytestconfig.getoption("--image")
-    model = pytestconfig.getoption("--model").resolve()
+    rehearsal = _rehearsal()
     try:
-        request = Request.load(pytestconfig.getoption("--request") or ROOT / "verify/requests/triton.json")
         client = docker.DockerClient(base_url=url, timeout=600)
+        attributes = client.api.inspect_image(image)
+        named, model = pytestconfig.getoption("--request"), pytestconfig.getoption("--model")
+        asked: Any = None if named and model else rehearsal.of_image(attributes)
+        request = Request.load(named) if named else Request.of(asked)
+        model = (model or MODELS / asked.engine / "model").resolve()
+        if not model.is_dir() or not any(model.iterdir()):
+            pytest.exit(f"{model} is no folder with a model in it; name one with --model DIR", returncode=4)
         contract = Contract(client, image, model, request, pytestconfig.getoption("--wait"))
     except docker.errors.ImageNotFound:
         pytest.exit(f"the engine at {url} has no image {image}", returncode=2)

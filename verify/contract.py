@@ -72,6 +72,12 @@ class Request:
         except (OSError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: a JSON object with method, path, body and expect is needed ({error})") from error
 
+    @classmethod
+    def of(cls, asked: Any) -> Request:
+        """The request that the role of an image's engine brings (`rehearsal.Rehearsal`)."""
+        exchange = asked.exchange
+        return cls(exchange.method, exchange.path, exchange.filled(asked.question, 64), asked.expect)
+
     def encoded(self) -> bytes | None:
         """The body as it is sent."""
         return None if self.body is None else json.dumps(self.body).encode()

@@ -9,7 +9,8 @@ from verify.contract import PORT, Contract
 
 
 def test_c05_port_is_exposed(contract: Contract) -> None:
-    assert set(contract.config["ExposedPorts"] or {}) == {f"{PORT}/tcp"}
+    """What a base declares beside it cannot be taken back by a commit, and publishes nothing."""
+    assert f"{PORT}/tcp" in (contract.config["ExposedPorts"] or {})
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda version: version.name)

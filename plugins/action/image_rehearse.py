@@ -9,7 +9,7 @@ import http.client
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.modelarts.engine.plugins.module_utils import engine, serving
+from ansible_collections.modelarts.engine.plugins.module_utils import engine, rehearsal, serving
 from docker.errors import NotFound
 
 
@@ -22,22 +22,26 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         args = self._task.args
-        key, prompt = str(args["key"]), str(args.get("prompt") or serving.PROMPT)
+        key = str(args["key"])
         try:
             with engine.engine_errors():
                 client = engine.connect(str(args["engine_url"]))
+                asked = rehearsal.of_image(client.api.inspect_image(f"{engine.STAGE}:{key}"))
+                prompt = str(args.get("prompt") or asked.question)
                 name = engine.container_name(str(args["name"]), "rehearsal")
                 engine.remove(client, name)
                 container = serving.run_as_platform(client, f"{engine.STAGE}:{key}", str(args["model"]), name=name)
                 try:
                     service = serving.Service(container)
                     ready = service.wait(float(args.get("timeout") or 120))
-                    answer = service.infer(prompt)
+                    answer = service.infer(asked, prompt, expect="" if args.get("prompt") else asked.expect)
                 finally:
                     with contextlib.suppress(NotFound):
                         container.remove(force=True, v=True)
                 engine.tag(client, f"{engine.STAGE}:{key}", f"{engine.PROVEN}:{key}")
-        except (engine.EngineError, serving.ServingError, OSError, http.client.HTTPException) as error:
+        except (
+            engine.EngineError, serving.ServingError, rehearsal.RehearsalError, OSError, http.client.HTTPException
+        ) as error:  # fmt: skip
             result.update(failed=True, exit_code=1, msg=f"the rehearsal failed: {error}")
             return result
         result.update(changed=True, prompt=prompt, answer=answer, ready_seconds=round(ready, 2))

@@ -303,7 +303,7 @@ def commit(
     wrong = [
         field
         for field, value in wanted.items()
-        if field in config and (after["Config"].get(field) or type(value)()) != value
+        if field in config and not _kept(field, value, after["Config"].get(field))
     ]
     if wrong or (after["RootFS"].get("Layers") or [])[:-1] != layers:
         client.api.remove_image(made)
@@ -312,6 +312,13 @@ def commit(
         )
     client.api.tag(made, STAGE, key)
     return {"id": made, "bytes": after["Size"] - before["Size"]}
+
+
+def _kept(field: str, wanted: Any, got: Any) -> bool:
+    """Whether a setting came out as asked. A commit cannot take back what the base declares as exposed."""
+    if field == "ExposedPorts":
+        return set(wanted) <= set(got or {})
+    return bool((got or type(wanted)()) == wanted)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import docker
 from ansible_collections.modelarts.engine.plugins.module_utils import engine
+from ansible_collections.modelarts.engine.plugins.module_utils.rehearsal import Rehearsal
 
 SERVING = engine.LABEL + "serving"
 PORT = "8080/tcp"
@@ -21,7 +23,6 @@ CA_PATH = "/home/ma-user/.serving/tls/ca.crt"
 MODEL_PATH = "/home/mind/model"
 # A tmpfs over a folder that exists takes that folder's mode but belongs to root, so the home's owner has to be said.
 TMPFS = {"/tmp": "", "/run": "", "/home/ma-user": "uid=1000,gid=100,mode=0700"}  # noqa: S108
-PROMPT = "what is machine learning"
 
 
 class ServingError(Exception):
@@ -140,26 +141,30 @@ class Service:
             f"/health did not answer 200 within {seconds:.0f} s (last: {seen}):\n{last_lines(self.container)}"
         )
 
-    def infer(self, text: str, max_tokens: int = 64) -> str:
-        """Sends the tutorial's request to `/v2/models/ensemble/infer` and returns the text of the answer."""
-        response = self.request("POST", "/v2/models/ensemble/infer", tutorial_request(text, max_tokens))
+    def infer(self, rehearsal: Rehearsal, text: str, max_tokens: int = 64, expect: str = "") -> Any:
+        """Sends the engine's request and returns what its answer is: text, or numbers in lists.
+
+        :param expect: regular expression that the response's body must hold.
+        :raises ServingError: the request was refused, or answered otherwise.
+        """
+        exchange = rehearsal.exchange
+        response = self.request(exchange.method, exchange.path, exchange.filled(text, max_tokens))
         body = response.read().decode(errors="replace")
         if response.status != http.client.OK:
             raise ServingError(f"the model refused the request: {response.status} {body[:600]}")
-        outputs = {output["name"]: output["data"] for output in json.loads(body)["outputs"]}
-        return str(outputs["text_output"][0])
+        if not re.search(expect, body):
+            raise ServingError(f"the model answered otherwise than expected ({expect}): {body[:600]}")
+        return exchange.read(json.loads(body))
 
-    def stream(self, text: str, max_tokens: int = 64) -> Iterator[str]:
-        """The answer piece by piece, as `/v2/models/ensemble_stream/generate_stream` sends it (server-sent events)."""
-        body = {
-            "text_input": text,
-            "max_tokens": max_tokens,
-            "bad_words": "",
-            "stop_words": "",
-            "pad_id": 2,
-            "end_id": 2,
-        }
-        response = self.request("POST", "/v2/models/ensemble_stream/generate_stream", body)
+    def stream(self, rehearsal: Rehearsal, text: str, max_tokens: int = 64) -> Iterator[str]:
+        """The answer piece by piece, as the engine sends it (server-sent events).
+
+        :raises ServingError: the engine has no streams, or the model refused or stopped.
+        """
+        exchange = rehearsal.stream
+        if exchange is None:
+            raise ServingError(f"{rehearsal.engine} answers in one piece; ask without --stream")
+        response = self.request(exchange.method, exchange.path, exchange.filled(text, max_tokens))
         if response.status != http.client.OK:
             raise ServingError(
                 f"the model refused the request: {response.status} {response.read(600).decode(errors='replace')}"
@@ -169,18 +174,4 @@ class Service:
                 event = json.loads(line[5:])
                 if "error" in event:
                     raise ServingError(f"the model stopped: {event['error']}")
-                yield str(event["text_output"])
-
-
-def tutorial_request(text: str, max_tokens: int) -> dict[str, Any]:
-    """The request of the platform's tutorial (KServe V2 JSON): every tensor has shape [1, 1]."""
-    tensors: list[tuple[str, str, str | int]] = [
-        ("text_input", "BYTES", text),
-        ("max_tokens", "UINT32", max_tokens),
-        ("bad_words", "BYTES", ""),
-        ("stop_words", "BYTES", ""),
-        ("pad_id", "UINT32", 2),
-        ("end_id", "UINT32", 2),
-    ]
-    inputs = [{"name": name, "datatype": kind, "shape": [1, 1], "data": [value]} for name, kind, value in tensors]
-    return {"inputs": inputs, "outputs": [{"name": "text_output"}]}
+                yield str(exchange.read(event))

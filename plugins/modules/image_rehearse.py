@@ -10,6 +10,7 @@ module: image_rehearse
 short_description: Run a finished image as the platform would and ask it once
 description:
   - The image runs as 1000:100 with a read-only root, no capability and 64 MB of shared memory. The answer must come over TLS that the image's own CA verifies.
+  - What is asked and what must be answered says C(rehearsal/engine.yml) in the role of the engine that the image's label names.
 version_added: 0.1.0
 author: the modelarts.engine authors
 attributes:
@@ -36,7 +37,7 @@ options:
     type: float
     default: 120
   prompt:
-    description: What to ask.
+    description: What to ask instead; any answer will do then.
     type: str
 """
 
@@ -51,9 +52,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 answer:
-  description: What the model answered.
+  description: What the model answered, text or numbers.
   returned: success
-  type: str
+  type: raw
 ready_seconds:
   description: Seconds from start to the first 200 of /health.
   returned: success
