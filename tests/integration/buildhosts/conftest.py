@@ -1,6 +1,5 @@
 """Applies the roles of build hosts; makes the images that tests look at, once for each version of the role."""
 
-import hashlib
 import json
 import os
 import re
@@ -12,6 +11,8 @@ from typing import Any
 
 import docker
 import pytest
+
+from tests.bases import base_name
 
 ROOT = Path(__file__).resolve().parents[3]
 URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
@@ -57,11 +58,9 @@ def engine() -> docker.DockerClient:
 @pytest.fixture(scope="session")
 def base(apply: Callable[..., Run]) -> Callable[[str], str]:
     """base(flavour): name of a bootstrapped image of it."""
-    files = sorted(path for path in (ROOT / "roles/base_image").rglob("*") if path.is_file() and path.suffix != ".md")
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
     def make(flavour: str) -> str:
-        name = f"modelarts-engine/test-base:{key}-{flavour}"
+        name = base_name(flavour)
         bundle = "/etc/ssl/certs/ca-certificates.crt"
         arguments = {"base_image_name": name, "base_image_flavour": flavour, "base_image_engine_url": URL}
         run = apply("base_image", arguments | {"base_image_ca_bundle": bundle if Path(bundle).exists() else ""})

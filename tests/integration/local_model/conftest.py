@@ -17,6 +17,8 @@ from typing import Any
 import docker
 import pytest
 
+from tests.bases import base_name
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 REPOSITORY = "modelarts-engine/local-model-test"
@@ -206,7 +208,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def image(engine: docker.DockerClient, model: Path) -> str:
     """Name of the image with Triton and the runtime; made anew when a role of it has changed."""
-    base = digest("base_image")
     key = digest("base_image", "ma_user", "llama_cpp", "triton")
     name = f"{REPOSITORY}:{key}"
     if not engine.images.list(name):
@@ -216,7 +217,7 @@ def image(engine: docker.DockerClient, model: Path) -> str:
             "ansible_user": "root",
             "ansible_remote_tmp": "/tmp/.ansible",
         }
-        values = json.dumps({"local_model_base": f"modelarts-engine/local-model-base:{base}"})
+        values = json.dumps({"local_model_base": base_name("triton")})
         try:
             result = play(model, "-e", values, hosts={host: variables})
             assert result.returncode == 0, result.stdout
