@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import json
 import os
+import select
 import shutil
 import socket
 import ssl
@@ -295,19 +296,30 @@ def server(engine: docker.DockerClient, images: dict[str, str], model: Path) -> 
     container.remove(force=True, v=True)
 
 
-class Load:
-    """Steady traffic over keep-alive connections, until stopped; `failures` says what was not answered with 200.
+EVENTS = 10
+MIXED = ("unary", "unary", "unary", "binary", "binary", "stream", "stream", "large")
 
-    A connection the server has announced to end is opened anew; nothing is tried twice.
+
+class Load:
+    """Steady traffic over keep-alive connections, until stopped; `failures` says what was not answered with 200, whole and right.
+
+    A connection the server has announced to end is opened anew; nothing is tried twice. Answers that take long may have been begun
+    before their connection's end could be announced: after these, as pooling clients do, a connection the server has closed is not
+    used again.
+
+    :param kinds: one connection each: "unary" (JSON), "binary" (a tensor after JSON), "large" (4 MB), "stream" (half a second).
     """
 
-    def __init__(self, server: Server, connections: int = 8) -> None:
-        self.server, self.count, self.stopped = server, 0, threading.Event()
+    def __init__(self, server: Server, kinds: tuple[str, ...] = ("unary",) * 8) -> None:
+        self.server, self.stopped = server, threading.Event()
+        self.counts = dict.fromkeys(kinds, 0)
         self.failures: list[str] = []
         self.context = server.context()
-        self.threads = [
-            threading.Thread(target=self._one, args=(number,), daemon=True) for number in range(connections)
-        ]
+        self.threads = [threading.Thread(target=self._one, args=(kind,), daemon=True) for kind in kinds]
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts.values())
 
     def __enter__(self) -> "Load":
         for thread in self.threads:
@@ -317,7 +329,8 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
         for thread in self.threads:
-            thread.join(20)
+            thread.join(30)
+            assert not thread.is_alive(), "a request of the load hangs"
 
     def _open(self) -> http.client.HTTPSConnection:
         """A new connection; the CA certificate is read again when the one at hand does not fit any more (a renewal brings a new one)."""
@@ -332,23 +345,46 @@ class Load:
                 self.context = self.server.context()
         return connection
 
-    def _one(self, number: int) -> None:
-        connection = None
-        body = json.dumps({"inputs": number}).encode()
+    @staticmethod
+    def _request(kind: str) -> tuple[str, bytes, dict[str, str]]:
+        if kind == "stream":
+            return f"/v2/models/m/generate_stream?count={EVENTS}&gap=0.05", b"{}", {}
+        if kind == "unary":
+            return "/v2/models/m/infer", os.urandom(16).hex().encode(), {}
+        head, tensor = b'{"inputs": []}', os.urandom(4 << 20 if kind == "large" else 3000)
+        return "/v2/models/m/infer", head + tensor, {"Inference-Header-Content-Length": str(len(head))}
+
+    @staticmethod
+    def _whole(kind: str, body: bytes, answer: bytes) -> bool:
+        if kind == "stream":
+            return answer.count(b"data: ") == EVENTS
+        return bool(json.loads(answer)["sha256"] == hashlib.sha256(body).hexdigest())
+
+    def _one(self, kind: str) -> None:
+        connection: http.client.HTTPSConnection | None = None
         while not self.stopped.is_set():
+            path, body, headers = self._request(kind)
+            began = time.time()
             try:
                 if connection is None or connection.sock is None:
                     connection = self._open()
-                connection.request("POST", "/v2/models/m/infer", body)
+                connection.request("POST", path, body, headers)
                 response = connection.getresponse()
-                response.read()
-                if response.status != 200:
-                    self.failures.append(str(response.status))
-                self.count += 1
+                answer = response.read()
+                if response.status != http.HTTPStatus.OK or not self._whole(kind, body, answer):
+                    self.failures.append(f"{kind}: {response.status} {answer[:200]!r}")
+                self.counts[kind] += 1
             except (OSError, http.client.HTTPException) as error:
-                self.failures.append(repr(error))
+                self.failures.append(f"{kind}, begun {time.time() - began:.2f} s before {time.time():.2f}: {error!r}")
                 connection = None
             self.stopped.wait(0.01)
+            if (
+                kind in ("stream", "large")
+                and connection
+                and connection.sock
+                and select.select([connection.sock], [], [], 0)[0]
+            ):
+                connection.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Launch, Load, Server, eventually
+from conftest import MIXED, Answer, Launch, Load, Server, eventually
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
@@ -35,6 +35,7 @@ def test_serves_where_it_is_not_process_1(launch: Launch) -> None:
         ("nginx: master", "KILL", 137, r"proxy \(pid \d+\) was killed by SIGKILL"),
         ("nginx: master", "QUIT", 1, r"proxy \(pid \d+\) ended with exit code 0"),
         ("bin/tls", "KILL", 137, r"tls \(pid \d+\) was killed by SIGKILL"),
+        ("sh /opt/modelarts-engine/bin/supervise", "KILL", 137, ""),
     ],
 )
 def test_a_death_ends_the_container(launch: Launch, victim: str, signal: str, code: int, words: str) -> None:
@@ -91,6 +92,10 @@ BUSY = "python3 -c \"import socket,time; s=socket.socket(); s.bind(('0.0.0.0',80
         ({"volumes": {"/dev/null": {"bind": "/opt/modelarts-engine/bin/start", "mode": "ro"}}}, "bin/start is missing"),
         ({"command": ["sh", "-c", BUSY]}, "port 8080 is taken"),
         ({"settings": {"proxy.env": {"WORKERS": "broken"}}}, "proxy"),
+        (
+            {"volumes": {"/dev/null": {"bind": "/etc/nginx/nginx.conf", "mode": "ro"}}},
+            "nginx refuses its configuration",
+        ),
     ],
 )
 def test_a_start_that_cannot_work_says_why(launch: Launch, options: dict[str, Any], words: str) -> None:
@@ -139,23 +144,30 @@ def test_a_killed_worker_is_replaced(launch: Launch) -> None:
     assert server.container.status == "running"
 
 
-def test_sigterm_drains_without_losing_a_request(launch: Launch) -> None:
+def test_sigterm_under_mixed_load_loses_no_request(launch: Launch) -> None:
+    """Traffic goes on until the platform has seen the 503; one request and one stream are longer than the drain."""
     server = launch(settings={"serving.env": {"DRAIN_SECONDS": 4}}).wait_ready()
-    slow: list[int] = []
-    late = threading.Thread(target=lambda: slow.append(server.ask("POST", "/toy/sleep?seconds=6").status))
-    late.start()
-    eventually("the slow request is under way", lambda: any("sleep" in line for line in server.state()["seen"]))
-    with Load(server) as load:
-        eventually("load", lambda: load.count > 50)
+    long: list[object] = []
+    paths = ("/toy/sleep?seconds=7", "/v2/models/m/generate_stream?count=35&gap=0.2")
+    late = [threading.Thread(target=lambda path=path: long.append(server.ask("POST", path))) for path in paths]
+    for thread in late:
+        thread.start()
+    seen = ("sleep", "count=35")
+    eventually("both are under way", lambda: all(any(word in line for line in server.state()["seen"]) for word in seen))
+    with Load(server, MIXED) as load:
+        eventually("load of all kinds", lambda: min(load.counts.values()) > 2)
         server.container.kill("SIGTERM")
         began = time.monotonic()
         eventually("/health says 503", lambda: server.ask("GET", "/health").status == 503, 3)
-        count = load.count
-        eventually("requests are still served", lambda: load.count > count + 50, 3)
+        counts = dict(load.counts)
+        eventually("all kinds are still served", lambda: all(load.counts[kind] > counts[kind] for kind in counts), 3)
         load.stopped.wait(max(0.0, 3 - (time.monotonic() - began)))
     assert load.failures == []
-    late.join(15)
-    assert slow == [200]
+    for thread in late:
+        thread.join(15)
+    answers = {len(answer.body): answer for answer in long if isinstance(answer, Answer)}
+    assert [answer.status for answer in answers.values()] == [200, 200]
+    assert answers[max(answers)].body.count(b"data: ") == 35
     assert server.wait_exit(10)[0] == 0
     assert "toy engine: stopped by SIGTERM" in server.logs()
 

@@ -6,6 +6,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,13 @@ def test_nginx_can_be_tested_by_several_at_once_reloaded_and_stopped_under_load(
         testers = [threading.Thread(target=test) for _ in range(2)]
         for tester in testers:
             tester.start()
-        for _ in range(3):
-            server.run("timeout", "20", "/opt/modelarts-engine/bin/proxy", "reload")
+        reload = ("timeout", "20", "/opt/modelarts-engine/bin/proxy", "reload")
+        for _ in range(2):  # the second begins while the first changes the workers
+            with ThreadPoolExecutor() as pool:
+                first = pool.submit(server.run, *reload)
+                load.stopped.wait(1.5)
+                server.run(*reload)
+                first.result()
         for tester in testers:
             tester.join()
         assert load.count > 100
