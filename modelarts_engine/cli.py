@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from modelarts_engine import package as packages
 from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
 from modelarts_engine.progress import Progress
 
@@ -116,6 +117,31 @@ def doctor(arguments: argparse.Namespace) -> int:
     """Says what of the build hosts is fit and what is not; changes nothing."""
     extra = {**_variables(arguments.extra), "build_host_install_engine": False}
     return run("doctor.yml", inventory=arguments.inventory, extra=extra, progress=Progress("doctor", tables=True)).code
+
+
+def package(arguments: argparse.Namespace) -> int:
+    """Writes the model folder that goes to OBS; without a name, says which kinds there are."""
+    if arguments.name is None:
+        for name in packages.names():
+            print(f"{name:<12} {packages.kind(name).summary}")
+        return DONE
+    what = packages.kind(arguments.name)
+    progress = Progress(what.name)
+    outcome, dest = packages.write(
+        what,
+        directory=arguments.directory,
+        dest=arguments.dest,
+        inventory=arguments.inventory,
+        extra=_variables(arguments.extra),
+        progress=progress,
+    )
+    if outcome.code == DONE:
+        print(
+            f"{what.name}: the model folder is {dest} ({progress.elapsed:.1f} s); upload it to OBS under the name model"
+        )
+    else:
+        print(f"{what.name}: nothing was written; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
+    return outcome.code
 
 
 def _shown(answer: Any) -> str:
@@ -250,6 +276,12 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--rebuild", metavar="STAGE", help="build this stage and those after it again")
     command.add_argument("--rehearse", action="store_true", help="rehearse an image that was proven before, too")
     command.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="give up after this time")
+    command = add("package", package, playbook=True)
+    command.add_argument("name", nargs="?", metavar="NAME", help=f"one of: {', '.join(packages.names())}")
+    command.add_argument(
+        "directory", nargs="?", metavar="DIR", help="what the package is made of, where its kind takes a folder"
+    )
+    command.add_argument("--dest", metavar="DIR", help="folder to write; its last part must be model")
     command = add("serve", serve, engine=True)
     command.add_argument(
         "image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest"
