@@ -46,6 +46,8 @@ class Progress:
             self._result(str(data.get("task_action")).rpartition(".")[2], data["res"])
 
     def _result(self, action: str, result: dict[str, Any]) -> None:
+        for problem in result.get("problems") or []:
+            self.note(f"{self.name:<10} note       {problem}")
         if action == "image_stage" and "cached" in result:
             for name in result["cached"]:
                 self.step(name, "cached")

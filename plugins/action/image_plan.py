@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from ansible_collections.modelarts.engine.plugins.module_utils import keys
 ROOT = Path(__file__).resolve().parents[2]
 # Roles that run on the build host, outside any stage; their arguments are checked with the others.
 HOST_ROLES = ("build_host", "base_image")
+REPOSITORY = re.compile(r"[a-z0-9.-]+(?::\d{1,5})?(?:/[a-z0-9]+(?:[._-]{1,2}[a-z0-9]+){0,16}){1,8}")
 NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+){0,16}")
 
 
@@ -129,6 +131,8 @@ class ActionModule(ActionBase):
             "build": {
                 "ca_bundle": settings.get("image_build_ca_bundle", ""),
                 "network": settings.get("image_build_network", "bridge"),
+                "cache": settings.get("image_cache", ""),
+                "cache_secret_file": settings.get("image_cache_secret_file", ""),
             },
         }
 
@@ -144,6 +148,14 @@ class ActionModule(ActionBase):
                 raise keys.InputError(f"image_build_ca_bundle: {bundle} cannot be read: {error}") from error
             if "-----BEGIN CERTIFICATE-----" not in text:
                 raise keys.InputError(f"image_build_ca_bundle: {bundle} holds no PEM certificate")
+        cache = settings.get("image_cache", "")
+        if cache and not REPOSITORY.fullmatch(cache):
+            raise keys.InputError(
+                f"image_cache: {cache!r} is no registry's repository; give registry.example.com/organisation/cache, without a tag"
+            )
+        secret = settings.get("image_cache_secret_file")
+        if secret and not (os.access(secret, os.R_OK) and Path(secret).is_file() and Path(secret).stat().st_size):
+            raise keys.InputError(f"image_cache_secret_file: {secret} is not a file that can be read, or is empty")
         return settings
 
     def _check_stages(self, stages: list[dict[str, Any]], rebuild: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core_version
-from ansible_collections.modelarts.engine.plugins.module_utils import engine
+from ansible_collections.modelarts.engine.plugins.module_utils import claims, engine
+from ansible_collections.modelarts.engine.plugins.module_utils.cache import Cache
 
 
 class ActionModule(ActionBase):
@@ -31,7 +32,21 @@ class ActionModule(ActionBase):
                 result.update(failed=True, exit_code=3, msg=str(error))
         except engine.EngineError as error:
             result.update(failed=True, exit_code=1, msg=str(error))
+        for problem in result.get("problems", []):
+            self._display.warning(problem)
         return result
+
+    @staticmethod
+    def _claim(what: str, args: dict[str, Any]) -> str:
+        """Name of a claim: hosts that share a cache need not build the same thing, others must."""
+        return f"{what} {args['build']['cache'] or args['engine_url']}"
+
+    @staticmethod
+    def _there(client: Any, cache: Cache, key: str) -> bool:
+        """Whether a stage is on the engine, or was in the cache and now is."""
+        return bool(engine.find(client, key)) or cache.fetch(
+            client, key, f"{engine.STAGE}:{key}", lambda: bool(engine.find(client, key))
+        )
 
     def _looked_up(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         plan = args["plan"]
@@ -39,7 +54,8 @@ class ActionModule(ActionBase):
         stages = plan["stages"]
         names = [stage["name"] for stage in stages]
         usable = names.index(plan["rebuild"]) if plan["rebuild"] else len(stages)
-        done = next((n for n in range(usable, 0, -1) if engine.find(client, stages[n - 1]["key"])), 0)
+        cache = Cache.of(plan["build"])
+        done = next((n for n in range(usable, 0, -1) if self._there(client, cache, stages[n - 1]["key"])), 0)
         parent = f"{engine.STAGE}:{stages[done - 1]['key']}" if done else plan["base"]["base_image_name"]
         missing = []
         for stage in stages[done:]:
@@ -58,6 +74,7 @@ class ActionModule(ActionBase):
             "changed": bool(reaped),
             "reaped": reaped,
             "down": False,
+            "problems": cache.problems,
             "cached": names[:done],
             "needs_base": bool(missing) and not done and not engine.exists(client, plan["base"]["base_image_name"]),
             "proven": not missing and engine.exists(client, f"{engine.PROVEN}:{stages[-1]['key']}"),
@@ -88,6 +105,11 @@ class ActionModule(ActionBase):
 
     def _started(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         stage = args["stage"]
+        cache = Cache.of(args["build"])
+        claimed = claims.take(self._claim(stage["key"], args), lambda: self._there(client, cache, stage["key"]))
+        # Between the look-up and the claim another run may have finished it.
+        if not claimed or self._there(client, cache, stage["key"]):
+            return {"changed": False, "stage": stage["name"], "cached": [stage["name"]], "problems": cache.problems}
         engine.start(
             client,
             parent=stage["parent"],
@@ -100,7 +122,7 @@ class ActionModule(ActionBase):
             raise engine.EngineError(
                 f"the base of stage {stage['name']} has no usable /usr/bin/python3, which Ansible's modules need; take a base that has one"
             )
-        return {"changed": True, "stage": stage["name"]}
+        return {"changed": True, "stage": stage["name"], "cached": []}
 
     def _committed(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         stage = args["stage"]
@@ -117,11 +139,36 @@ class ActionModule(ActionBase):
             labels=labels,
             config=stage["config"],
         )
-        return {"changed": True, "stage": stage["name"], "key": stage["key"], **made}
+        cache = Cache.of(args["build"])
+        cache.publish(client, stage["key"], f"{engine.STAGE}:{stage['key']}")
+        return {"changed": True, "stage": stage["name"], "key": stage["key"], "problems": cache.problems, **made}
 
     def _absent(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         engine.remove(client, args["stage"]["container"])
+        claims.give_up(self._claim(args["stage"]["key"], args))
         return {"changed": True}
+
+    def _base_wanted(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        """Takes the base from the cache, or claims that this run makes it."""
+        name = args["plan"]["base"]["base_image_name"]
+        key = f"base.{name.rpartition(':')[2]}"
+        cache = Cache.of(args["build"])
+
+        def there() -> bool:
+            return engine.exists(client, name) or cache.fetch(client, key, name, lambda: True)
+
+        needed = claims.take(self._claim(key, args), there) and not there()
+        if not needed:
+            claims.give_up(self._claim(key, args))
+        return {"changed": not needed, "needed": needed, "problems": cache.problems}
+
+    def _base_made(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        name = args["plan"]["base"]["base_image_name"]
+        key = f"base.{name.rpartition(':')[2]}"
+        cache = Cache.of(args["build"])
+        published = cache.publish(client, key, name)
+        claims.give_up(self._claim(key, args))
+        return {"changed": published, "problems": cache.problems}
 
     def _tagged(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         """The finished image gets its names: by key, and `latest` for people on this machine."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import docker
 import requests.exceptions
-from ansible_collections.modelarts.engine.plugins.module_utils import keys
+from ansible_collections.modelarts.engine.plugins.module_utils import claims, keys
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 REPOSITORY = "modelarts-engine"
@@ -103,31 +102,14 @@ def connect(url: str) -> docker.DockerClient:
     return client
 
 
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-
-
-def _start_time(pid: int) -> str | None:
-    """Clock ticks since boot at which a process began (proc(5), field 22); None where it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
-
-
 def container_name(image: str, stage: str) -> str:
-    """Name of the build container that this process's playbook run owns; an action runs in a fork, its parent is the run."""
-    pid = os.getppid()
-    return f"{CONTAINER}.{image}.{stage}.{_boot_id()}.{pid}.{_start_time(pid)}"
+    """Name of the build container that this process's playbook run owns."""
+    return f"{CONTAINER}.{image}.{stage}.{claims.this_run()}"
 
 
-def _orphan(name: str) -> bool:
-    parts = name.removeprefix("/").split(".")
-    if len(parts) != 6 or parts[0] != CONTAINER or parts[3] != _boot_id():
-        return False
-    return _start_time(int(parts[4])) != parts[5]
+def _owner(name: str) -> str:
+    """The run that a build container's name tells."""
+    return name.removeprefix(f"/{CONTAINER}.").partition(".")[2].partition(".")[2]
 
 
 def reap(client: docker.DockerClient) -> list[str]:
@@ -135,7 +117,10 @@ def reap(client: docker.DockerClient) -> list[str]:
     gone = []
     for container in client.api.containers(all=True, filters={"name": CONTAINER}):
         name = container["Names"][0]
-        if _orphan(name) or (_foreign(name) and time.time() - container["Created"] > 86_400):
+        owner = _owner(name)
+        # Of another controller's run nothing is known but its age.
+        foreign = owner.partition(".")[0] != claims.boot_id()
+        if time.time() - container["Created"] > 86_400 if foreign else not claims.alive(owner):
             remove(client, name.removeprefix("/"))
             gone.append(name.removeprefix("/"))
     for image in client.api.images(filters={"dangling": True, "label": LABEL + "key"}):
@@ -144,10 +129,6 @@ def reap(client: docker.DockerClient) -> list[str]:
             with contextlib.suppress(APIError):
                 client.api.remove_image(image["Id"])
     return gone
-
-
-def _foreign(name: str) -> bool:
-    return f".{_boot_id()}." not in name
 
 
 def find(client: docker.DockerClient, key: str) -> dict[str, Any] | None:
@@ -326,5 +307,7 @@ def engine_errors() -> Iterator[None]:
     """Turns the SDK's errors into `EngineError`."""
     try:
         yield
+    except requests.exceptions.ConnectionError as error:
+        raise UnreachableError(f"the container engine is gone: {message(error)}") from error
     except (DockerException, requests.exceptions.RequestException) as error:
         raise EngineError(f"the container engine failed: {message(error)}") from error

@@ -19,19 +19,21 @@ options:
     description: What to bring about.
     type: str
     required: true
-    choices: [looked_up, started, committed, absent, tagged]
+    choices: [looked_up, base_wanted, base_made, started, committed, absent, tagged]
   engine_url:
     description: The engine as the controller reaches it.
     type: str
     required: true
   plan:
-    description: What image_plan returned; for C(looked_up) and C(tagged).
+    description: What image_plan returned; for C(looked_up), C(tagged) and the states of the base.
     type: dict
   stage:
     description: One of the missing stages that C(looked_up) found.
     type: dict
   build:
-    description: For C(started), the plan's C(build), that is C(ca_bundle), a PEM file on the controller that the container trusts, and C(network).
+    description:
+      - The plan's C(build), that is C(ca_bundle), a PEM file on the controller that the container trusts, C(network),
+        C(cache), the repository in which build hosts share their stages, and C(cache_secret_file).
     type: dict
   may_be_down:
     description: For C(looked_up), return C(down) instead of failing where no engine answers.
@@ -50,6 +52,10 @@ RETURN = r"""
 cached:
   description: Names of the stages that need no build.
   returned: looked_up
+  type: list
+problems:
+  description: What was wrong with the shared cache; a build goes on without it.
+  returned: with a shared cache
   type: list
 bytes:
   description: Bytes that the new layer adds.

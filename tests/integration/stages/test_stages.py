@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.modelarts.engine.plugins.module_utils import engine
+from ansible_collections.modelarts.engine.plugins.module_utils import claims, engine
 
 from .conftest import Workshop
 
@@ -224,7 +224,7 @@ def test_kill_9_leaves_nothing_that_the_next_build_trusts(workshop: Workshop) ->
 def test_another_run_s_container_is_left_alone(workshop: Workshop) -> None:
     stages = two_roles(workshop)
     alive = engine.container_name(workshop.image, "other").replace(f".{os.getppid()}.", f".{os.getpid()}.")
-    alive = alive.rpartition(".")[0] + "." + str(engine._start_time(os.getpid()))
+    alive = alive.rpartition(".")[0] + "." + str(claims.start_time(os.getpid()))
     workshop.build(stages)
     engine.start(workshop.client, parent=workshop.result()["Id"], name=alive)
     assert workshop.build(stages).returncode == 0
