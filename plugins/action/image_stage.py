@@ -8,7 +8,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core_version
-from ansible_collections.modelarts.engine.plugins.module_utils import claims, engine
+from ansible_collections.modelarts.engine.plugins.module_utils import claims, engine, interpreter
 from ansible_collections.modelarts.engine.plugins.module_utils.cache import Cache
 
 
@@ -98,7 +98,7 @@ class ActionModule(ActionBase):
                         **(engine.CA_ENVIRONMENT if plan["build"]["ca_bundle"] else {}),
                     },
                     "ansible_remote_tmp": f"{engine.VOLUME}/.ansible",
-                    "ansible_python_interpreter": "/usr/bin/python3",
+                    "ansible_python_interpreter": interpreter.PATH,
                 },
             },
         }
@@ -117,11 +117,8 @@ class ActionModule(ActionBase):
             ca_bundle=args["build"]["ca_bundle"],
             network=args["build"]["network"],
         )
-        code, _ = engine.execute(client, stage["container"], ["/usr/bin/python3", "-c", "import json, zipfile"])
-        if code:
-            raise engine.EngineError(
-                f"the base of stage {stage['name']} has no usable /usr/bin/python3, which Ansible's modules need; take a base that has one"
-            )
+        environment = self._templar.template(task_vars.get("ansible_docker_extra_env") or {})
+        interpreter.provide(client, stage["container"], stage["name"], environment)
         return {"changed": True, "stage": stage["name"], "cached": []}
 
     def _committed(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +135,7 @@ class ActionModule(ActionBase):
             key=stage["key"],
             labels=labels,
             config=stage["config"],
+            foreign=interpreter.TRACES if interpreter.is_borrowed(client, stage["container"]) else (),
         )
         cache = Cache.of(args["build"])
         cache.publish(client, stage["key"], f"{engine.STAGE}:{stage['key']}")

@@ -9,11 +9,12 @@ committed from it); its name tells who owns it: `modelarts-engine-build.<image>.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import io
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -152,6 +153,28 @@ def exists(client: docker.DockerClient, reference: str) -> bool:
     return True
 
 
+def find_image(client: docker.DockerClient, image: str) -> str:
+    """The image's reference: `triton` is short for `modelarts-engine/triton:latest`.
+
+    :raises EngineError: the engine has no such image.
+    """
+    names = [image] if "/" in image or ":" in image else [f"{REPOSITORY}/{image}:latest", image]
+    for name in names:
+        if exists(client, name):
+            return name
+    known = sorted(
+        {
+            tag
+            for each in client.images.list()
+            for tag in each.tags
+            if tag.startswith(REPOSITORY + "/") and tag.endswith(":latest")
+        }
+    )
+    raise EngineError(
+        f"the engine has no image {image}; {'it has ' + ', '.join(known) if known else 'build one first: ./runner.py build triton'}"
+    )
+
+
 def tag(client: docker.DockerClient, reference: str, name: str) -> None:
     """Gives an image another name, `repository:tag`."""
     repository, _, version = name.rpartition(":")
@@ -207,9 +230,15 @@ def _trust(client: docker.DockerClient, name: str, bundle: bytes) -> None:
         raise EngineError(f"the CA bundle could not be put into {name}: {output.strip()}")
 
 
-def execute(client: docker.DockerClient, name: str, command: list[str], user: str = "0:0") -> tuple[int, str]:
+def execute(
+    client: docker.DockerClient,
+    name: str,
+    command: list[str],
+    user: str = "0:0",
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Runs a command in a container; returns its exit code and what it printed."""
-    job = client.api.exec_create(name, command, user=user)
+    job = client.api.exec_create(name, command, user=user, environment=dict(environment or {}))
     output = client.api.exec_start(job["Id"]).decode(errors="replace")
     return client.api.exec_inspect(job["Id"])["ExitCode"], output
 
@@ -220,10 +249,11 @@ def remove(client: docker.DockerClient, name: str) -> None:
         client.api.remove_container(name, force=True, v=True)
 
 
-def traces(changes: list[dict[str, Any]]) -> list[str]:
+def traces(changes: list[dict[str, Any]], foreign: Iterable[str] = ()) -> list[str]:
     """Paths of a container's diff that must not be committed.
 
     :param changes: as the engine's `GET /containers/{id}/changes` gives them: `Path`, and `Kind` 0 changed, 1 added, 2 deleted.
+    :param foreign: shell patterns of further paths that are not the image's.
     """
     bad = []
     ours = {*TMPFS, VOLUME}
@@ -236,7 +266,8 @@ def traces(changes: list[dict[str, Any]]) -> list[str]:
             top.startswith(path + "/") for top in ALLOWED
         )
         secret = name.endswith(SECRET_FILES) and not path.startswith(NO_SECRET)
-        if not inside or secret or name.endswith(TRACE_FILES) or TRACE_NAMES & set(path.split("/")):
+        borrowed = any(fnmatch.fnmatchcase(path, pattern) for pattern in foreign)
+        if not inside or secret or borrowed or name.endswith(TRACE_FILES) or TRACE_NAMES & set(path.split("/")):
             bad.append(path)
     return sorted(bad)
 
@@ -249,15 +280,17 @@ def commit(
     key: str,
     labels: Mapping[str, str],
     config: Mapping[str, Any],
+    foreign: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Commits a build container as one layer on its parent, checks the result and only then tags it.
 
     :param config: of the image in the engine API's words (`User`, `Cmd`, …); what it leaves out stays as the parent has it.
+    :param foreign: shell patterns of paths that the build borrowed and the image must not have.
     :returns: `id`, and `bytes` that the new layer adds.
     :raises TraceError: the container holds what must not be committed.
     """
     execute(client, name, ["sh", "-c", DROPPINGS])
-    bad = traces(client.api.diff(name) or [])
+    bad = traces(client.api.diff(name) or [], foreign)
     if bad:
         shown = ", ".join(bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
         raise TraceError(
