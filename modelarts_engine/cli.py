@@ -70,8 +70,9 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(arguments: argparse.Namespace) -> int:
-    """Builds images; each one's last line names it, and the rehearsal's answer follows."""
-    worst = DONE
+    """Builds images, each on one build host; the last lines name it and show the rehearsal's answer."""
+    from modelarts_engine import fleet
+
     for image in arguments.image:
         if image not in _recipes():
             print(
@@ -79,38 +80,56 @@ def build(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return USAGE
-    for image in arguments.image:
-        extra = _variables(arguments.extra)
-        if arguments.rebuild:
-            extra["image_rebuild"] = arguments.rebuild
-        if arguments.rehearse:
-            extra["image_rehearse"] = True
-        progress = Progress(image)
-        outcome = run(
-            f"build_{image}.yml",
-            inventory=arguments.inventory,
-            extra=extra,
-            progress=progress,
-            timeout=arguments.timeout,
+    jobs = [fleet.Job(image, image, None, {}) for image in dict.fromkeys(arguments.image)]
+    jobs += fleet.read(arguments.matrix, _recipes()) if arguments.matrix else []
+    if not jobs:
+        raise ValueError(f"name an image ({', '.join(_recipes())}) or give a --matrix")
+    extra = _variables(arguments.extra)
+    hosts = [host for host in (arguments.hosts or "").split(",") if host]
+    if "image_hosts" in extra and (hosts or len(jobs) > 1):
+        raise ValueError("give --hosts or -e image_hosts, not both; several images are given out by --hosts")
+    # Without these the image is built where the inventory says, which is one host.
+    if "image_hosts" not in extra and (arguments.inventory or arguments.matrix or hosts or len(jobs) > 1):
+        may = fleet.assign(jobs, hosts, arguments.inventory)
+        if len(jobs) > 1 or arguments.matrix or len(may[0]) > 1:
+            options = [f"--rebuild={arguments.rebuild}"] * bool(arguments.rebuild)
+            options += ["--rehearse"] * arguments.rehearse + [f"--timeout={arguments.timeout}"]
+            return fleet.Fleet(jobs, may, fleet.command(arguments.extra, arguments.inventory, options)).run()
+        extra["image_hosts"] = may[0][0]
+    return _build(arguments, jobs[0].recipe, extra)
+
+
+def _build(arguments: argparse.Namespace, recipe: str, extra: dict[str, Any]) -> int:
+    """Builds one image in this process."""
+    image = str(extra.get("image_name", recipe))
+    if arguments.rebuild:
+        extra["image_rebuild"] = arguments.rebuild
+    if arguments.rehearse:
+        extra["image_rehearse"] = True
+    progress = Progress(image)
+    outcome = run(
+        f"build_{recipe}.yml",
+        inventory=arguments.inventory,
+        extra=extra,
+        progress=progress,
+        timeout=arguments.timeout,
+    )
+    named = [result for result in outcome.of("image_stage") if result.get("image") == image and "names" in result]
+    if outcome.code == DONE and not named:
+        progress.error(
+            f"no image was built: no host of the inventory matches {extra.get('image_hosts', 'build_hosts')}"
         )
-        named = [result for result in outcome.of("image_stage") if result.get("image") == image and "names" in result]
-        if outcome.code == DONE and not named:
-            progress.error(
-                f"no image was built: no host of the inventory matches {extra.get('image_hosts', 'build_hosts')}"
-            )
-            outcome.code = FAILED
-        for result in outcome.of("image_rehearse"):
-            if "answer" in result:
-                print(f"\n  {result['prompt']}\n  > {_shown(result['answer'])}\n")
-        if outcome.code == DONE:
-            print(f"{image}: done in {progress.elapsed:.1f} s; ./runner.py serve {image} keeps it up")
-        else:
-            print(
-                f"{image}: failed after {progress.elapsed:.1f} s; Ansible's output: {outcome.log}/stdout",
-                file=sys.stderr,
-            )
-        worst = worst or outcome.code
-    return worst
+        outcome.code = FAILED
+    for result in outcome.of("image_rehearse"):
+        if "answer" in result:
+            print(f"\n  {result['prompt']}\n  > {_shown(result['answer'])}\n")
+    if outcome.code == DONE:
+        print(f"{image}: done in {progress.elapsed:.1f} s; ./runner.py serve {image} keeps it up")
+    else:
+        print(
+            f"{image}: failed after {progress.elapsed:.1f} s; Ansible's output: {outcome.log}/stdout", file=sys.stderr
+        )
+    return outcome.code
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -272,7 +291,9 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     command = add("build", build, playbook=True)
-    command.add_argument("image", nargs="+", help=f"one or more of: {', '.join(_recipes())}")
+    command.add_argument("image", nargs="*", help=f"one or more of: {', '.join(_recipes())}")
+    command.add_argument("--hosts", metavar="A,B", help="the build hosts that share the work, default the inventory's")
+    command.add_argument("--matrix", metavar="FILE", help="a YAML list of images: image, name, inventory, variables")
     command.add_argument("--rebuild", metavar="STAGE", help="build this stage and those after it again")
     command.add_argument("--rehearse", action="store_true", help="rehearse an image that was proven before, too")
     command.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="give up after this time")

@@ -66,7 +66,7 @@ class _Cancel:
 
 
 @contextmanager
-def _private_dir() -> Iterator[Path]:
+def private_dir() -> Iterator[Path]:
     """A folder on memory, mode 0700, gone afterwards: extra variables and artifacts pass through it."""
     memory = Path("/dev/shm")  # noqa: S108
     path = Path(
@@ -131,7 +131,7 @@ def run(
         return False
 
     cancel = _Cancel()
-    with _private_dir() as private, cancel.listening(), _environment(_additional()):
+    with private_dir() as private, cancel.listening(), _environment(_additional()):
         variables = private / "variables.json"
         variables.touch(0o600)
         variables.write_text(json.dumps(dict(extra)))
@@ -177,6 +177,8 @@ def _code(failure: Mapping[str, Any]) -> int:
         return int(result["exit_code"])
     if "argument_errors" in result or "/tasks/preflight.yml:" in str(failure.get("task_path")):
         return USAGE
+    if result.get("unreachable"):
+        return NOT_FIT
     about_host = str(failure.get("role", "")).rpartition(".")[2] == "build_host" or "/engine_forward.yml:" in str(
         failure.get("task_path")
     )
