@@ -221,6 +221,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def run(engine: docker.DockerClient, image: str, volumes: dict[str, dict[str, str]], **options: Any) -> Any:
+    """A container started as the platform does, with no more than it gives."""
+    platform = {
+        "user": "1000:100",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "tmpfs": {"/tmp": "", "/run": "", "/home/ma-user": ""},
+        "shm_size": "64m",
+        "ports": {"8080/tcp": ("127.0.0.1", None)},
+    }
+    return engine.containers.run(image, detach=True, volumes=volumes, **{**platform, **options})
+
+
 Launch = Callable[..., Server]
 
 
@@ -254,21 +268,7 @@ def launch(engine: docker.DockerClient, images: dict[str, str], model: Path, tmp
             volumes[str(tls)] = {"bind": "/etc/modelarts-engine/tls", "mode": "ro"}
         if model:
             volumes[str(model)] = {"bind": "/home/mind/model", "mode": "ro"}
-        container = engine.containers.run(
-            images[kind],
-            detach=True,
-            volumes=volumes,
-            **{
-                "user": "1000:100",
-                "read_only": True,
-                "cap_drop": ["ALL"],
-                "security_opt": ["no-new-privileges"],
-                "tmpfs": {"/tmp": "", "/run": "", "/home/ma-user": ""},
-                "shm_size": "64m",
-                "ports": {"8080/tcp": ("127.0.0.1", None)},
-                **options,
-            },
-        )
+        container = run(engine, images[kind], volumes, **options)
         started.append(container)
         return Server(container, client_cert)
 
@@ -280,18 +280,7 @@ def launch(engine: docker.DockerClient, images: dict[str, str], model: Path, tmp
 @pytest.fixture(scope="module")
 def server(engine: docker.DockerClient, images: dict[str, str], model: Path) -> Iterator[Server]:
     """One container with the defaults, for tests that leave it as it was."""
-    container = engine.containers.run(
-        images["plain"],
-        detach=True,
-        volumes={str(model): {"bind": "/home/mind/model", "mode": "ro"}},
-        user="1000:100",
-        read_only=True,
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
-        tmpfs={"/tmp": "", "/run": "", "/home/ma-user": ""},
-        shm_size="64m",
-        ports={"8080/tcp": ("127.0.0.1", None)},
-    )
+    container = run(engine, images["plain"], {str(model): {"bind": "/home/mind/model", "mode": "ro"}})
     yield Server(container).wait_ready()
     container.remove(force=True, v=True)
 

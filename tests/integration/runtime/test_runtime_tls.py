@@ -1,9 +1,12 @@
 """Key, certificate, passphrase and renewal: made at start or mounted, handed to nginx as often as it asks, changed while serving."""
 
+import hashlib
+import json
 import re
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -95,6 +98,42 @@ def test_old_versions_and_weak_ciphers_are_refused(server: Server) -> None:
             check=False,
         )
         assert result.returncode != 0, options
+
+
+@pytest.fixture(scope="session")
+def sslyze() -> Path:
+    """The command, in an environment of its own that is made once for each version of its lock files."""
+    locks = [Path(__file__).parent / "sslyze" / name for name in ("build.txt", "requirements.txt")]
+    key = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()[:12]
+    home = Path(__file__).resolve().parents[3] / ".cache" / f"sslyze-{key}"
+    if not (home / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+        pip = [str(home / "bin/pip"), "install", "-qq", "--require-hashes", "--no-build-isolation", "-r"]
+        for lock in locks:
+            subprocess.run([*pip, str(lock)], check=True)
+        (home / "complete").touch()
+    return home / "bin/sslyze"
+
+
+@pytest.mark.parametrize("kind", ["plain", "strict"])
+def test_mozilla_s_intermediate_profile_is_met(
+    sslyze: Path, launch: Launch, mount: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    """ECDSA, and RSA with client certificates. No public store knows a start-up CA; its own CA file is what validates the chain."""
+    server = launch(kind, tls=mount(**{"client-ca.crt": "ca.pem"})).wait_ready()
+    (tmp_path / "ca.crt").write_text(server.run("cat", CA_PATH))
+    command = [str(sslyze), f"--certinfo_ca_file={tmp_path}/ca.crt", f"--json_out={tmp_path}/found.json"]
+    command += ["--mozilla_config=intermediate", f"localhost:{server.port}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "OK - Compliant" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())["server_scan_results"][0]["scan_result"]
+    chain = found["certificate_info"]["result"]["certificate_deployments"][0]
+    trusted = {
+        each["trust_store"]["name"]: each["was_validation_successful"] for each in chain["path_validation_results"]
+    }
+    assert [name for name, is_trusted in trusted.items() if is_trusted] == ["Supplied CA file"]
+    assert found["session_renegotiation"]["result"]["is_vulnerable_to_client_renegotiation_dos"] is False
 
 
 def test_nginx_can_be_tested_by_several_at_once_reloaded_and_stopped_under_load(launch: Launch) -> None:
