@@ -59,13 +59,21 @@ def molecule() -> list[list[str]]:
     return [["molecule", "test", "--all", "--command-borders"]]
 
 
+def soak() -> list[list[str]]:
+    """The runtime under ten minutes of load; the integration tests have forty seconds of it."""
+    test = "tests/integration/runtime/test_runtime_endurance.py"
+    return [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rP", "--soak-seconds=600", test]]
+
+
 PARTS: dict[str, Callable[[], list[list[str]]]] = {
     "lint": lint,
     "unit": unit,
     "integration": integration,
     "molecule": molecule,
+    "soak": soak,
 }
-NEEDS_ENGINE = ("integration", "molecule")
+ON_REQUEST = ("soak",)
+NEEDS_ENGINE = ("integration", "molecule", "soak")
 
 
 def _environment() -> dict[str, str]:
@@ -95,10 +103,10 @@ def _install(command: str, package: str) -> str:
 def run_all(only: Iterable[str] | None) -> int:
     """Runs the parts in order and goes on after a failure, so that one run shows all there is.
 
-    :param only: names of parts, or None for all.
+    :param only: names of parts, or None for all but those that run on request only.
     :returns: the exit code.
     """
-    names = [name for name in PARTS if not only or name in only]
+    names = [name for name in PARTS if (name in only if only else name not in ON_REQUEST)]
     if "lint" in names and (wrong := _install("shellcheck", "shellcheck")):
         print(f"error: {wrong}", file=sys.stderr)
         return NOT_FIT

@@ -329,7 +329,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
     command = add("test", test)
     command.add_argument(
-        "--only", action="append", choices=["lint", "unit", "integration", "molecule"], help="a part; may be repeated"
+        "--only",
+        action="append",
+        choices=["lint", "unit", "integration", "molecule", "soak"],
+        help="a part; may be repeated. soak, ten minutes of load, runs only when named",
     )
     add("doctor", doctor, playbook=True)
     return top
