@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from modelarts_engine import package as packages
+from modelarts_engine import push as pushing
 from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
 from modelarts_engine.progress import Progress
 
@@ -161,6 +162,11 @@ def package(arguments: argparse.Namespace) -> int:
     else:
         print(f"{what.name}: nothing was written; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
     return outcome.code
+
+
+def push(arguments: argparse.Namespace) -> int:
+    """Pushes an image to SWR or another registry; credentials come from the environment (see roles/swr_push)."""
+    return pushing.push(arguments, _variables(arguments.extra))
 
 
 def _shown(answer: Any) -> str:
@@ -327,6 +333,7 @@ def parser() -> argparse.ArgumentParser:
         "--model", metavar="DIR", help="model folder, default the model that the local build of its engine made"
     )
     command.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
+    pushing.arguments(add("push", push, playbook=True))
     command = add("test", test)
     command.add_argument(
         "--only",

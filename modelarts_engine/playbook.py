@@ -112,6 +112,8 @@ def run(
         # ansible-runner ends the run when a handler raises.
         try:
             data = event.get("event_data") or {}
+            if event["event"] == "verbose":
+                progress.said(str(event.get("stdout")))
             progress.event(event["event"], data)
             result = data.get("res")
             if (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import Any, TextIO
 
 # Roles of the build host whose work is a step of its own.
 STEPS = {"base_image": ("base", "made"), "model_package": ("model", "packed")}
+
+# How the lines of tasks begin that say how far they are.
+SAID = re.compile(r"(?:push [\w.-]+|look-up): ")
 
 
 def size(count: int) -> str:
@@ -45,6 +49,11 @@ class Progress:
             self._changed = self._changed or bool(data["res"].get("changed"))
             self._result(str(data.get("task_action")).rpartition(".")[2], data["res"])
 
+    def said(self, text: str) -> None:
+        """A line that a long task says while it runs."""
+        if SAID.match(text):
+            self._draw(text) if self._terminal else self._print(f"{self.name:<10} {text}")
+
     def _result(self, action: str, result: dict[str, Any]) -> None:
         for problem in result.get("problems") or []:
             self.note(f"{self.name:<10} note       {problem}")
@@ -55,6 +64,8 @@ class Progress:
             self.step(result["stage"], f"built, +{size(result['bytes'])}")
         elif action == "image_stage" and "names" in result:
             self.step("image", f"{result['names'][0]}, {size(result['bytes'])}")
+        elif action == "image_push" and "reference" in result:
+            self.step("push", f"{', '.join(result['tags'])}, {size(result['bytes_pushed'])} sent")
         elif action == "image_rehearse":
             self.step("rehearsal", f"healthy after {result['ready_seconds']:.1f} s, answered")
         elif self._role == "build_host" and action == "assert" and "\n" in str(result.get("msg")):
