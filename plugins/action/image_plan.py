@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core_version
 from ansible.utils.collection_loader import AnsibleCollectionConfig
 from ansible.utils.vars import load_extra_vars
-from ansible_collections.modelarts.engine.plugins.module_utils import keys
+from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 # Roles that run on the build host, outside any stage; their arguments are checked with the others.
@@ -105,12 +105,18 @@ class ActionModule(ActionBase):
             lambda role, seen: self._given(role, seen, {}),
         )
         planned = []
+        # The image's own stages, and each builder's, are a chain on the base. A stage that takes a builder's outputs depends on both.
+        base_key = parent
+        heads: dict[str, str] = {}
         for number, stage in enumerate(stages):
             roles = [keys.role_name(role) for role in stage["roles"]]
             config = dict(args["config"]) if number == len(stages) - 1 else {}
             epoch = str(stage.get("epoch") or "")
-            parent = keys.stage_key(
-                parent=parent,
+            builder, takes = str(stage.get("builder") or ""), str(stage.get("takes") or "")
+            takes = takes if takes in heads else ""
+            before = heads.get(builder, base_key)
+            key = keys.stage_key(
+                parent=keys.digest([before, heads[takes]]) if takes else before,
                 roles=roles,
                 args=role_args,
                 collection=self._collection,
@@ -118,7 +124,19 @@ class ActionModule(ActionBase):
                 config=config,
                 epoch=epoch,
             )
-            planned.append({"name": stage["name"], "roles": roles, "key": parent, "config": config})
+            planned.append(
+                {
+                    "name": stage["name"],
+                    "roles": roles,
+                    "key": key,
+                    "config": config,
+                    "builder": builder,
+                    "takes": takes,
+                    "outputs": f"{engine.STAGE}:{heads[takes]}" if takes else "",
+                    "caches": [str(name) for name in stage.get("caches") or []],
+                }
+            )
+            heads[builder] = key
         preflights = [role for role in (*host, *role_args) if (ROOT / "roles" / role / "tasks/preflight.yml").is_file()]
         return {
             "image": name,
@@ -167,6 +185,10 @@ class ActionModule(ActionBase):
                 raise keys.InputError(
                     f"image_stages: stage name {name!r} is not usable; each is lower case without dots, and given once"
                 )
+        if stages[-1].get("builder"):
+            raise keys.InputError(
+                f"image_stages: the last stage, {names[-1]}, is a builder's; the image needs one of its own after it"
+            )
         if rebuild and rebuild not in names:
             raise keys.InputError(f"image_rebuild: there is no stage {rebuild}; {keys.nearest(rebuild, names)}")
 

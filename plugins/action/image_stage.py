@@ -55,28 +55,40 @@ class ActionModule(ActionBase):
         names = [stage["name"] for stage in stages]
         usable = names.index(plan["rebuild"]) if plan["rebuild"] else len(stages)
         cache = Cache.of(plan["build"])
-        done = next((n for n in range(usable, 0, -1) if self._there(client, cache, stages[n - 1]["key"])), 0)
-        parent = f"{engine.STAGE}:{stages[done - 1]['key']}" if done else plan["base"]["base_image_name"]
-        missing = []
-        for stage in stages[done:]:
-            container = engine.container_name(plan["image"], stage["name"])
-            missing.append(
-                {
-                    **stage,
-                    "parent": parent,
-                    "container": container,
-                    "args": {role: plan["args"][role] for role in stage["roles"]},
-                }
-            )
-            parent = f"{engine.STAGE}:{stage['key']}"
+        base = plan["base"]["base_image_name"]
+        cached: list[str] = []
+        missing: list[dict[str, Any]] = []
+
+        def follow(builder: str) -> None:
+            """Notes what is missing of a chain; a builder is only looked at where a missing stage takes its outputs."""
+            chain = [stage for stage in stages if stage["builder"] == builder]
+            top = len([stage for stage in chain if stage["name"] in names[:usable]])
+            done = next((n for n in range(top, 0, -1) if self._there(client, cache, chain[n - 1]["key"])), 0)
+            cached.extend(stage["name"] for stage in chain[:done])
+            parent = f"{engine.STAGE}:{chain[done - 1]['key']}" if done else base
+            for stage in chain[done:]:
+                if stage["takes"]:
+                    follow(stage["takes"])
+                missing.append(
+                    {
+                        **stage,
+                        "parent": parent,
+                        "container": engine.container_name(plan["image"], stage["name"]),
+                        "giver": engine.container_name(plan["image"], f"{stage['name']}-takes"),
+                        "args": {role: plan["args"][role] for role in stage["roles"]},
+                    }
+                )
+                parent = f"{engine.STAGE}:{stage['key']}"
+
+        follow("")
         host = f"{plan['image']}@{task_vars['inventory_hostname']}"
         return {
             "changed": bool(reaped),
             "reaped": reaped,
             "down": False,
             "problems": cache.problems,
-            "cached": names[:done],
-            "needs_base": bool(missing) and not done and not engine.exists(client, plan["base"]["base_image_name"]),
+            "cached": cached,
+            "needs_base": any(stage["parent"] == base for stage in missing) and not engine.exists(client, base),
             "proven": not missing and engine.exists(client, f"{engine.PROVEN}:{stages[-1]['key']}"),
             "engine_url": args["engine_url"],
             "image": plan["image"],
@@ -116,6 +128,9 @@ class ActionModule(ActionBase):
             name=stage["container"],
             ca_bundle=args["build"]["ca_bundle"],
             network=args["build"]["network"],
+            caches=stage["caches"],
+            outputs=stage["outputs"],
+            giver=stage["giver"],
         )
         environment = self._templar.template(task_vars.get("ansible_docker_extra_env") or {})
         interpreter.provide(client, stage["container"], stage["name"], environment)
@@ -136,6 +151,7 @@ class ActionModule(ActionBase):
             labels=labels,
             config=stage["config"],
             foreign=interpreter.TRACES if interpreter.is_borrowed(client, stage["container"]) else (),
+            checked=not stage["builder"],
         )
         cache = Cache.of(args["build"])
         cache.publish(client, stage["key"], f"{engine.STAGE}:{stage['key']}")
@@ -143,6 +159,7 @@ class ActionModule(ActionBase):
 
     def _absent(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         engine.remove(client, args["stage"]["container"])
+        engine.remove(client, args["stage"]["giver"])
         claims.give_up(self._claim(args["stage"]["key"], args))
         return {"changed": True}
 

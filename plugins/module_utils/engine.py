@@ -34,6 +34,12 @@ CONTAINER = f"{REPOSITORY}-build"
 TMPFS = ("/run", "/root", "/var/cache/apt", "/var/lib/apt/lists", "/var/log")
 VOLUME = "/tmp"  # noqa: S108
 CA_BUNDLE = f"{VOLUME}/build-ca.crt"
+# What a builder leaves for the image is in `OUTPUTS`, and a stage that takes it finds it in `TAKEN`. Caches that outlive a build are
+# the engine's volumes, each in a folder of its name.
+OUTPUTS = "/opt/outputs"
+TAKEN = f"{VOLUME}/outputs"
+CACHES = f"{VOLUME}/cache"
+CACHE_VOLUME = f"{REPOSITORY}-cache"
 
 # How each tool of a build is told which certificates to trust; the files lie on the container's volume.
 CA_APT = f"{VOLUME}/build-ca.apt.conf"
@@ -67,6 +73,7 @@ ALLOWED = (
 TRACE_NAMES = {"__pycache__", ".ansible", ".cache", ".bash_history", ".pip"}
 TRACE_FILES = (".pyc", ".dpkg-new", ".dpkg-tmp")
 SECRET_FILES = (".pem", ".key", ".p12", ".pfx")
+PUBLIC_FILES = ("/certifi/cacert.pem",)
 NO_SECRET = ("/usr/share/", "/usr/lib/", "/etc/ssl/certs/")
 
 
@@ -181,16 +188,39 @@ def tag(client: docker.DockerClient, reference: str, name: str) -> None:
     client.api.tag(reference, repository, version)
 
 
-def start(client: docker.DockerClient, *, parent: str, name: str, ca_bundle: str = "", network: str = "bridge") -> None:
+def _outputs(client: docker.DockerClient, image: str, giver: str) -> docker.types.Mount:
+    """The outputs of a builder's stage image as a mount. The engine copies them into a volume of the container `giver`, which goes with it."""
+    remove(client, giver)
+    volume = client.api.create_host_config(mounts=[docker.types.Mount(OUTPUTS, None, type="volume")])
+    client.api.create_container(image, command=["true"], name=giver, host_config=volume, labels={})
+    (made,) = [mount for mount in client.api.inspect_container(giver)["Mounts"] if mount["Destination"] == OUTPUTS]
+    return docker.types.Mount(TAKEN, made["Name"], type="volume", read_only=True)
+
+
+def start(
+    client: docker.DockerClient,
+    *,
+    parent: str,
+    name: str,
+    ca_bundle: str = "",
+    network: str = "bridge",
+    caches: Iterable[str] = (),
+    outputs: str = "",
+    giver: str = "",
+) -> None:
     """Starts a build container of the parent image.
 
     :param ca_bundle: a PEM file on the controller; with the base's own certificates it becomes `CA_BUNDLE` on the container's volume.
+    :param caches: names of caches that are mounted.
+    :param outputs: a builder's stage image whose outputs are mounted; the container `giver` keeps them.
     """
     remove(client, name)
+    mounts = [docker.types.Mount(VOLUME, None, type="volume")]
+    mounts += [docker.types.Mount(f"{CACHES}/{each}", f"{CACHE_VOLUME}-{each}", type="volume") for each in caches]
+    if outputs:
+        mounts.append(_outputs(client, outputs, giver))
     host = client.api.create_host_config(
-        tmpfs=dict.fromkeys(TMPFS, "exec,mode=755"),
-        mounts=[docker.types.Mount(VOLUME, None, type="volume")],
-        network_mode=network,
+        tmpfs=dict.fromkeys(TMPFS, "exec,mode=755"), mounts=mounts, network_mode=network
     )
     container = client.api.create_container(
         parent,
@@ -265,7 +295,7 @@ def traces(changes: list[dict[str, Any]], foreign: Iterable[str] = ()) -> list[s
         inside = any(path == top or path.startswith(top + "/") for top in ALLOWED) or any(
             top.startswith(path + "/") for top in ALLOWED
         )
-        secret = name.endswith(SECRET_FILES) and not path.startswith(NO_SECRET)
+        secret = name.endswith(SECRET_FILES) and not path.startswith(NO_SECRET) and not path.endswith(PUBLIC_FILES)
         borrowed = any(fnmatch.fnmatchcase(path, pattern) for pattern in foreign)
         if not inside or secret or borrowed or name.endswith(TRACE_FILES) or TRACE_NAMES & set(path.split("/")):
             bad.append(path)
@@ -281,16 +311,18 @@ def commit(
     labels: Mapping[str, str],
     config: Mapping[str, Any],
     foreign: Iterable[str] = (),
+    checked: bool = True,
 ) -> dict[str, Any]:
     """Commits a build container as one layer on its parent, checks the result and only then tags it.
 
     :param config: of the image in the engine API's words (`User`, `Cmd`, …); what it leaves out stays as the parent has it.
     :param foreign: shell patterns of paths that the build borrowed and the image must not have.
+    :param checked: whether it must be free of a build's traces; a builder's stage, of which nothing but its outputs is shipped, need not.
     :returns: `id`, and `bytes` that the new layer adds.
     :raises TraceError: the container holds what must not be committed.
     """
     execute(client, name, ["sh", "-c", DROPPINGS])
-    bad = traces(client.api.diff(name) or [], foreign)
+    bad = traces(client.api.diff(name) or [], foreign) if checked else []
     if bad:
         shown = ", ".join(bad[:8]) + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
         raise TraceError(
