@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"(?P<comment>#[^\n]*)|(?P<string>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')|(?P<slot>\$\{\w+\})"
     r"|(?P<word>[\w.+-]+)|(?P<mark>[][{}<>:,;])|(?P<space>\s+)|(?P<other>.)"
 )
@@ -59,15 +59,20 @@ KEYS: dict[str, tuple[Any, Any]] = {
     "exclude_input_in_output": ("bool", True),
     "gpu_device_ids": ("text", UNSET),
     "gpu_weights_percent": ("fraction", UNSET),
+    "guided_decoding_backend": ("text", UNSET),
     "iter_stats_max_iterations": ("count", UNSET),
     "kv_cache_free_gpu_mem_fraction": ("fraction", 0.5),
     "kv_cache_host_memory_bytes": ("count", UNSET),
     "kv_cache_onboard_blocks": ("bool", UNSET),
     "logits_datatype": ("data_type", "TYPE_FP32"),
+    "lookahead_ngram_size": ("positive", UNSET),
+    "lookahead_verification_set_size": ("positive", UNSET),
+    "lookahead_window_size": ("positive", UNSET),
     "lora_cache_gpu_memory_fraction": ("fraction", UNSET),
     "lora_cache_host_memory_bytes": ("count", UNSET),
     "lora_cache_max_adapter_size": ("count", UNSET),
     "lora_cache_optimal_adapter_size": ("count", UNSET),
+    "lora_prefetch_dir": ("text", UNSET),
     "max_attention_window_size": ("positive", 2560),
     "max_kv_cache_length": ("positive", 2560),
     "max_num_images": ("count", UNSET),
@@ -79,9 +84,12 @@ KEYS: dict[str, tuple[Any, Any]] = {
     "multi_block_mode": ("bool", UNSET),
     "multimodal_encoders_name": ("text", UNSET),
     "normalize_log_probs": ("bool", UNSET),
+    "num_nodes": ("positive", UNSET),
     "participant_ids": ("text", UNSET),
     "postprocessing_instance_count": ("positive", 1),
     "preprocessing_instance_count": ("positive", 1),
+    "prompt_embedding_table_data_type": ("data_type", "TYPE_FP16"),
+    "recv_poll_period_ms": ("count", UNSET),
     "request_stats_max_iterations": ("count", UNSET),
     "sink_token_length": ("count", UNSET),
     "skip_special_tokens": ("bool", True),
@@ -92,6 +100,7 @@ KEYS: dict[str, tuple[Any, Any]] = {
     "tokenizer_type": (["llama", "auto", "t5"], "llama"),
     "triton_backend": (["tensorrtllm", "python"], "tensorrtllm"),
     "visual_model_path": ("text", UNSET),
+    "xgrammar_tokenizer_info_path": ("text", UNSET),
 }  # fmt: skip
 
 # One thing under the names it has had.
@@ -123,7 +132,7 @@ def slots(text: str, where: str) -> list[Slot]:
     found: list[Slot] = []
     inside: list[str] = []
     field = before = ""
-    for token in _TOKEN.finditer(text):
+    for token in TOKEN.finditer(text):
         kind, word = token.lastgroup, token.group()
         line = f"{where}:{text.count(chr(10), 0, token.start()) + 1}"
         if kind in ("space", "comment"):
