@@ -2,9 +2,10 @@
 # Bootstraps a base image and imports it into the container engine. Everything it is told comes from the environment:
 #   ENGINE IMAGE        the engine's socket, the name the image gets, at the very end
 #   SUITE SOURCES       Debian's suite; one-line apt sources, one a line, or nothing for the host's own
-#   FLAVOUR PYTHON      debian or triton; Python's version where the flavour needs it (3.11)
+#   FLAVOUR PYTHON      debian, triton or tfserving; Python's version where the flavour needs it (3.11)
 #   PACKAGES IMAGE_PATH packages separated by commas; PATH in the image
 #   FILES WHEELS        a folder, and the names in it of the wheels that the flavour is made of
+#   SOURCE              the name in it of the folder with the server's source, where the flavour has one to be compiled
 #   CA                  a CA bundle for the downloads, or nothing
 # mmdebstrap calls it again as `bootstrap.sh customize ROOT` when the packages are in.
 set -euo pipefail
@@ -12,12 +13,41 @@ umask 022
 
 say() { printf '%s\n' "$*" >&2; }
 
+# The host's own package lists, fetched aside.
+host_lists() {
+    aside=(-o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root)
+    [ ! -d "$work/lists" ] || return 0
+    mkdir -p "$work/lists/partial" "$work/cache"
+    apt-get "${aside[@]}" -q update > "$work/log" 2>&1 || true # what could not be read is not offered
+}
+
+# Compiles the source in "$1" with the build host's own Go, which is unpacked aside and gone afterwards. The program is kept beside the source.
+compile() {
+    local name go made=$1.program
+    if [ ! -x "$FILES/$made" ]; then
+        host_lists
+        go=$(apt-cache "${aside[@]}" depends golang-go 2> /dev/null | sed -n 's/^ *Depends: \(golang-[0-9.]*\)-go$/\1/p')
+        mkdir -p "$work/go"
+        if ! (cd "$work/go" && apt-get "${aside[@]}" -q download "$go-go" "$go-src") > "$work/log" 2>&1; then
+            say "The build host's apt sources do not offer Go, with which the stand-in for the server is compiled. They need Debian's main section."
+            grep -E '^[EW]:' "$work/log" | tail -n 4 >&2 || true
+            exit 1
+        fi
+        for name in "$work/go"/*.deb; do dpkg-deb -x "$name" "$work/go/root"; done
+        (cd "$FILES/$1" && HOME=$work/go GOROOT=$work/go/root/usr/lib/${go/golang/go} GOCACHE=$work/go/cache GOPATH=$work/go/path GOPROXY=off \
+            GOTOOLCHAIN=local GOFLAGS=-trimpath CGO_ENABLED=0 "$work/go/root/usr/lib/${go/golang/go}/bin/go" build -ldflags '-s -w -buildid=' \
+            -o "$FILES/$made.new.$$" .)
+        mv "$FILES/$made.new.$$" "$FILES/$made"
+        rm -rf "$work/go"
+    fi
+    cp "$FILES/$made" "$work/files/server"
+}
+
 # The host's own sources of the suite, its updates and its security fixes. Only with lists does apt tell whose a source is, and a bare host
 # has none; they are fetched aside. apt does not tell a source's key, so it is the distribution's.
 host_sources() {
-    local key aside=(-o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work/cache")
-    mkdir -p "$work/lists/partial" "$work/cache"
-    apt-get "${aside[@]}" -q update > "$work/log" 2>&1 || true # what could not be read is not offered
+    local key
+    host_lists
     # shellcheck source=/dev/null
     key=/usr/share/keyrings/$(. /etc/os-release && echo "$ID")-archive-keyring.gpg
     # shellcheck disable=SC2016 # $(…) is apt's own syntax
@@ -72,6 +102,14 @@ PY
         printf '#!/bin/sh\n# Stands for the banner and checks of NVIDIA'"'"'s image.\nexec "$@"\n' > "$root/opt/nvidia/nvidia_entrypoint.sh"
         chmod 755 "$root/opt/nvidia/nvidia_entrypoint.sh"
     fi
+    if [ "$FLAVOUR" = tfserving ]; then # as in the image tensorflow/serving, which has no Python either
+        install -m 755 "$FILES/server" "$root/usr/bin/tensorflow_model_server"
+        mkdir "$root/models"
+        # shellcheck disable=SC2016 # it is the image that expands it
+        printf '#!/bin/bash\n\ntensorflow_model_server --port=8500 --rest_api_port=8501 --model_name=${MODEL_NAME} %s "$@"\n' \
+            '--model_base_path=${MODEL_BASE_PATH}/${MODEL_NAME}' > "$root/usr/bin/tf_serving_entrypoint.sh"
+        chmod 755 "$root/usr/bin/tf_serving_entrypoint.sh"
+    fi
     rm -rf "$root"/tmp/wheel "$root"/tmp/*.whl "$root"/var/log/*.log "$root"/var/log/apt/* \
         "$root"/var/cache/debconf/*-old "$root"/var/lib/dpkg/*-old "$root"/etc/{passwd,group,shadow,gshadow,subuid,subgid}- "$root/etc/hostname"
     : > "$root/etc/resolv.conf"
@@ -94,12 +132,14 @@ flock 9
 chmod 755 "$work" # mmdebstrap's user of an unprivileged build and apt's read it
 export TMPDIR=$work/unpacked SOURCE_DATE_EPOCH=1704067200 # file times are cut to it, so two builds of the same packages are the same
 mkdir "$work/files" "$TMPDIR"
-for wheel in $WHEELS; do cp "${FILES/#\~/$HOME}/$wheel" "$work/files/"; done
+: > "$work/log"
+FILES=${FILES/#\~/$HOME}
+for wheel in $WHEELS; do cp "$FILES/$wheel" "$work/files/"; done
+if [ -n "$SOURCE" ]; then compile "$SOURCE"; fi
 export FILES=$work/files
 cp "$0" "$work/bootstrap.sh"
 chmod 755 "$work/bootstrap.sh"
 
-: > "$work/log"
 if [ -z "$SOURCES" ]; then SOURCES=$(host_sources); fi
 if ! grep -q " $SUITE " <<< "$SOURCES"; then
     say "The build host's apt sources do not offer the suite '$SUITE'. Set base_image_suite to one that they do, or name sources in base_image_mirrors," \
@@ -142,6 +182,9 @@ fi
 change=(--change "ENV PATH=$IMAGE_PATH")
 if [ "$FLAVOUR" = triton ]; then
     change+=(--change 'WORKDIR /opt/tritonserver' --change 'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]')
+elif [ "$FLAVOUR" = tfserving ]; then
+    change+=(--change 'ENV MODEL_BASE_PATH=/models' --change 'ENV MODEL_NAME=model' --change 'EXPOSE 8500 8501'
+        --change 'ENTRYPOINT ["/usr/bin/tf_serving_entrypoint.sh"]')
 else
     change+=(--change 'CMD ["bash"]')
 fi

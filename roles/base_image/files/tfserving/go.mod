@@ -1,0 +1,3 @@
+module tensorflow_model_server
+
+go 1.19
