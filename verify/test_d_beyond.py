@@ -23,9 +23,12 @@ def judge(entry: tarfile.TarInfo, content: IO[bytes] | None) -> str | None:
     """Why a file should not be in a layer."""
     if "/.wh." in entry.name:
         return None
-    if not entry.isdir() and LEFTOVER.match(entry.name):
+    data = b"" if content is None else content.read(100_000 if entry.size < 100_000 else 8)
+    # Bytecode that never looks at its source's time was compiled on purpose; what an import leaves behind does (PEP 552).
+    on_purpose = entry.name.startswith("opt/") and entry.name.endswith(".pyc") and data[4:5] == b"\x01"
+    if not entry.isdir() and LEFTOVER.match(entry.name) and not on_purpose:
         return "left behind by the build"
-    if content is not None and entry.size < 100_000 and PRIVATE_KEY.search(content.read()):
+    if PRIVATE_KEY.search(data):
         return "a private key"
     return None
 

@@ -71,6 +71,8 @@ ALLOWED = (
     "/srv",
 )
 TRACE_NAMES = {"__pycache__", ".ansible", ".cache", ".bash_history", ".pip"}
+# Bytecode that a role compiles for what it puts into /opt belongs to it; anywhere else an import has left it behind.
+COMPILED = "/opt/"
 TRACE_FILES = (".pyc", ".dpkg-new", ".dpkg-tmp")
 SECRET_FILES = (".pem", ".key", ".p12", ".pfx")
 PUBLIC_FILES = ("/certifi/cacert.pem",)
@@ -296,6 +298,8 @@ def traces(changes: list[dict[str, Any]], foreign: Iterable[str] = ()) -> list[s
             top.startswith(path + "/") for top in ALLOWED
         )
         secret = name.endswith(SECRET_FILES) and not path.startswith(NO_SECRET) and not path.endswith(PUBLIC_FILES)
+        if path.startswith(COMPILED) and (name == "__pycache__" or name.endswith(".pyc")):
+            continue
         borrowed = any(fnmatch.fnmatchcase(path, pattern) for pattern in foreign)
         if not inside or secret or borrowed or name.endswith(TRACE_FILES) or TRACE_NAMES & set(path.split("/")):
             bad.append(path)
