@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from modelarts_engine import cache as kept
 from modelarts_engine import package as packages
 from modelarts_engine import push as pushing
 from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
@@ -22,6 +23,9 @@ CODES = {
     "ServingError": FAILED,
     "InputError": USAGE,
     "RehearsalError": USAGE,
+    "RegistryError": FAILED,
+    "LoginError": FAILED,
+    "CertificateError": FAILED,
 }
 
 
@@ -167,6 +171,11 @@ def package(arguments: argparse.Namespace) -> int:
 def push(arguments: argparse.Namespace) -> int:
     """Pushes an image to SWR or another registry; credentials come from the environment (see roles/swr_push)."""
     return pushing.push(arguments, _variables(arguments.extra))
+
+
+def cache(arguments: argparse.Namespace) -> int:
+    """Lists the stages that are kept for later builds, or removes old ones."""
+    return kept.run(arguments, None if arguments.repository else _client(arguments))
 
 
 def _shown(answer: Any) -> str:
@@ -334,6 +343,7 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
     pushing.arguments(add("push", push, playbook=True))
+    kept.arguments(add("cache", cache, engine=True))
     command = add("test", test)
     command.add_argument(
         "--only",

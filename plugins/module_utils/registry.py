@@ -172,17 +172,56 @@ class Registry:
         except (ValueError, AttributeError, TypeError) as error:
             raise RegistryError(f"{where}: the manifest is not what a registry holds: {error}") from error
 
-    def _get(self, path: str, scope: str) -> requests.Response:
+    def tags(self, repository: str) -> list[str]:
+        """All tags of a repository; none where there is no such repository."""
+        found: list[str] = []
+        path = f"/v2/{repository}/tags/list?n=1000"
+        while path:
+            answer = self._get(path, f"repository:{repository}:pull")
+            if answer.status_code == 404:
+                break
+            self._demand(answer, 200, f"{repository}: listing the tags")
+            found += answer.json().get("tags") or []
+            following = urlsplit(answer.links.get("next", {}).get("url", ""))
+            path = f"{following.path}?{following.query}" if following.path else ""
+        return found
+
+    def config(self, repository: str, digest: str) -> dict[str, Any]:
+        """An image's configuration."""
+        answer = self._get(f"/v2/{repository}/blobs/{digest}", f"repository:{repository}:pull")
+        self._demand(answer, 200, f"{repository}: reading a configuration")
+        config: dict[str, Any] = answer.json()
+        return config
+
+    def delete(self, repository: str, digest: str) -> None:
+        """Removes a manifest and with it every tag that names it; one that is gone is fine."""
+        answer = self._get(
+            f"/v2/{repository}/manifests/{digest}", f"repository:{repository}:pull,push,delete", "DELETE"
+        )
+        if answer.status_code != 404:
+            self._demand(answer, 202, f"{repository}: deleting")
+
+    def _demand(self, answer: requests.Response, status: int, what: str) -> None:
+        if answer.status_code in (401, 403):
+            raise LoginError(f"{self.host}/{what} is not allowed to this login ({answer.status_code})")
+        if answer.status_code != status:
+            raise RegistryError(f"{self.host}/{what} failed: the registry answers {answer.status_code}")
+
+    def _get(self, path: str, scope: str, method: str = "GET") -> requests.Response:
         url = f"https://{self.host}{path}"
         headers = {"Accept": ", ".join(ACCEPTED)}
         basic = (self._login.username, self._login.password)
         try:
-            answer = self._session.get(url, headers=headers, auth=basic, verify=self._verify, timeout=(15, 60))
+            answer = self._session.request(
+                method, url, headers=headers, auth=basic, verify=self._verify, timeout=(15, 60)
+            )
             kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
             if answer.status_code == 401 and kind.lower() == "bearer":
                 token = self._token(requests.utils.parse_dict_header(rest), scope, basic)
                 bearer = {**headers, "Authorization": f"Bearer {token}"}
-                answer = self._session.get(url, headers=bearer, auth=_as_it_is, verify=self._verify, timeout=(15, 60))
+                answer = self._session.request(
+                    method, url, headers=bearer, auth=_as_it_is, verify=self._verify, timeout=(15, 60)
+                )
         except requests.exceptions.SSLError as error:
             raise CertificateError(
                 f"the certificate of {self.host} cannot be verified: {error}; if a CA of your own signed it, give that as swr_push_ca_bundle"
