@@ -25,6 +25,7 @@ KEPT_RUNS = 20
 # ansible-runner writes its whole environment to disk, so a run gets only what a build needs.
 ENVIRONMENT = (
     "HOME", "PATH", "LANG", "LC_ALL", "TERM", "USER", "LOGNAME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
+    "XDG_RUNTIME_DIR", "DOCKER_CONFIG",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "PIP_CERT", "PIP_CONFIG_FILE", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
