@@ -145,27 +145,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def package(arguments: argparse.Namespace) -> int:
     """Writes the model folder that goes to OBS; without a name, says which kinds there are."""
-    if arguments.name is None:
-        for name in packages.names():
-            print(f"{name:<12} {packages.kind(name).summary}")
-        return DONE
-    what = packages.kind(arguments.name)
-    progress = Progress(what.name)
-    outcome, dest = packages.write(
-        what,
-        directory=arguments.directory,
-        dest=arguments.dest,
-        inventory=arguments.inventory,
-        extra=_variables(arguments.extra),
-        progress=progress,
-    )
-    if outcome.code == DONE:
-        print(
-            f"{what.name}: the model folder is {dest} ({progress.elapsed:.1f} s); upload it to OBS under the name model"
-        )
-    else:
-        print(f"{what.name}: nothing was written; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
-    return outcome.code
+    return packages.package(arguments, _variables(arguments.extra))
 
 
 def push(arguments: argparse.Namespace) -> int:
@@ -312,12 +292,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--rebuild", metavar="STAGE", help="build this stage and those after it again")
     command.add_argument("--rehearse", action="store_true", help="rehearse an image that was proven before, too")
     command.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="give up after this time")
-    command = add("package", package, playbook=True)
-    command.add_argument("name", nargs="?", metavar="NAME", help=f"one of: {', '.join(packages.names())}")
-    command.add_argument(
-        "directory", nargs="?", metavar="DIR", help="what the package is made of, where its kind takes a folder"
-    )
-    command.add_argument("--dest", metavar="DIR", help="folder to write; its last part must be model")
+    packages.arguments(add("package", package, playbook=True, engine=True))
     command = add("serve", serve, engine=True)
     command.add_argument(
         "image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest"

@@ -314,7 +314,7 @@ def run(arguments: Sequence[str]) -> int:
     check_gpus(settings, found, architecture, memory)
     key = key_of(settings, found, architecture)
     scratch = [Path(folder) for folder in settings["engine_dirs"]] if mode == "serve" else [Path(arguments[1])]
-    engine = find(key, [PACKAGE / "engines", *scratch] if mode == "serve" else scratch)
+    engine = find(key, [PACKAGE / "engines", *scratch])
     if engine is None:
         check_tools(settings)
         engine = build(
