@@ -80,8 +80,8 @@ def stat(pid: int) -> list[str]:
 
 
 def seconds(pids: list[int]) -> tuple[float, float]:
-    """User and system seconds so far."""
-    found = [stat(pid) for pid in pids]
+    """User and system seconds so far; of a process that has ended (another's container engine), none."""
+    found = [stat(pid) for pid in pids if Path(f"/proc/{pid}").exists()]
     return sum(int(each[11]) for each in found) / TICK, sum(int(each[12]) for each in found) / TICK
 
 
