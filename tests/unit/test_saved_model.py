@@ -35,6 +35,11 @@ def test_a_good_folder_has_no_problems(folder: Path) -> None:
     assert problems(str(folder)) == []
 
 
+def deepen(top: Path) -> None:
+    (top / "2").mkdir()
+    (top / "1").rename(top / "2/export")
+
+
 def cut(path: Path) -> int:
     return path.write_bytes(path.read_bytes()[:-20])
 
@@ -55,10 +60,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "the same twice": (lambda top: shutil.copytree(top / "1", top / "001"), "001 and 1 are the same version"),
     "a file": (lambda top: (top / "2").touch(), "2: this is a file"),
     "no graph": (lambda top: (top / "1/saved_model.pb").unlink(), "1: saved_model.pb is missing; export"),
-    "too deep": (
-        lambda top: (shutil.copytree(top / "1", top / "2/export"), shutil.rmtree(top / "1")),
-        "2: saved_model.pb is missing; it is in export, a folder too deep",
-    ),
+    "too deep": (deepen, "2: saved_model.pb is missing; it is in export, a folder too deep"),
     "cut off": (lambda top: cut(top / "1/saved_model.pb"), "1: saved_model.pb is broken"),
     "empty": (lambda top: (top / "1/saved_model.pb").write_bytes(b""), "1: saved_model.pb is broken"),
     "a page": (lambda top: (top / "1/saved_model.pb").write_text("<html>"), "1: saved_model.pb is broken"),
