@@ -8,6 +8,7 @@ ROLE = Path(__file__).resolve().parents[1] / "roles" / "base_image"
 
 def base_name(flavour: str) -> str:
     """The image of a flavour of `base_image`, named as `molecule/shared/create.yml` does."""
-    files = [path for folder in ("defaults", "files", "tasks", "vars") for path in (ROLE / folder).glob("*")]
+    folders = ("defaults", "files", "files/tfserving", "tasks", "vars")
+    files = [path for folder in folders for path in (ROLE / folder).glob("*")]
     texts = [path.read_text().rstrip() for path in sorted(files, key=str) if path.is_file()]
     return f"modelarts-engine/test-base:{hashlib.sha256(''.join(texts).encode()).hexdigest()[:12]}-{flavour}"
