@@ -10,7 +10,7 @@ import yaml
 from modelarts_engine import package
 from modelarts_engine.cli import main
 from modelarts_engine.engine_client import keys
-from modelarts_engine.playbook import ROOT
+from modelarts_engine.playbook import ROOT, Outcome
 from modelarts_engine.progress import Progress
 
 OPTIONS = {
@@ -86,3 +86,65 @@ def test_every_kind_of_the_collection_can_be_read(capsys: pytest.CaptureFixture[
         assert {f"{what.role}_dest", *what.values, *([what.directory] if what.directory else [])} <= set(
             collection.options(what.role)
         )
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, root: Path, extra: dict[str, object]) -> dict[str, object]:
+    """The variables that a run of the kind is given."""
+    seen: dict[str, object] = {}
+
+    def run(playbook: str, **given: object) -> Outcome:
+        seen.update(given["extra"], playbook=playbook)  # type: ignore[call-overload]
+        return Outcome(0)
+
+    monkeypatch.setattr(package, "run", run)
+    outcome, path = package.write(
+        package.kind("wooden", root),
+        directory="toys",
+        dest=str(root / "out/model"),
+        inventory=None,
+        extra=extra,
+        progress=Progress("wooden"),
+        root=root,
+    )
+    assert (outcome.code, path) == (0, root / "out/model")
+    return seen
+
+
+def test_a_role_is_given_folders_the_kinds_values_and_the_users(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = ran(monkeypatch, root, {})
+    assert seen == {
+        "playbook": "package.yml",
+        "package_role": "toy",
+        "toy_dest": str(root / "out/model"),
+        "toy_source": str(Path("toys").absolute()),
+        "toy_count": 3,
+    }
+    assert ran(monkeypatch, root, {"toy_count": 5})["toy_count"] == 5
+
+
+def test_an_argument_may_follow_a_variable_of_the_build(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (root / "roles/toy/packages/wooden.yml").open("a") as file:
+        file.write("follows: {toy_count: image_toys}\n")
+    (root / "meta/image_variables.yml").write_text("image_toys: {type: int}\n")
+    assert ran(monkeypatch, root, {"image_toys": 7})["toy_count"] == 7
+    assert ran(monkeypatch, root, {"image_toys": 7, "toy_count": 5})["toy_count"] == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["smollm2", "--image", "triton"], "cannot be tried in an image this way"),
+        (["smollm2", "--prebuild"], "has nothing to prebuild"),
+        (["llama_7b", "/x", "--prebuild"], "give it with --image"),
+        (["llama_7b", "/x", "--image", "triton", "-i", "inventories/gpu"], "an image of this machine's engine"),
+        (["smollm3"], "did you mean smollm2?"),
+        (["llama_7b"], "made of a folder"),
+        (["llama_7b", "/x"], "missing required arguments: trtllm_model_release"),
+    ],
+)
+def test_what_a_kind_cannot_do_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: list[str], message: str
+) -> None:
+    monkeypatch.setattr(package, "run", lambda *_, **__: pytest.fail("a playbook was started"))
+    assert main(["package", *line]) == 2
+    assert message in capsys.readouterr().err

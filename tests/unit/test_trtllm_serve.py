@@ -375,7 +375,7 @@ def test_gpus_of_two_kinds_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_backend_compiled_for_later_gpus_too_is_taken(tmp_path: Path) -> None:
-    world = World(tmp_path).image(architectures=["80-virtual"]).make()
+    world = World(tmp_path).image(cuda_architectures=["80-virtual"]).make()
     world.env["GPUS"] = "NVIDIA H100, 9.0, 81920\\n"
     assert world.run().returncode == 0
 

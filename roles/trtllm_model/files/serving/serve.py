@@ -90,7 +90,7 @@ def gpus(world_size: int) -> tuple[str, int]:
 def check_gpus(settings: Mapping[str, Any], found: Mapping[str, Any], architecture: str, memory: int) -> None:
     """Refuses GPUs that the backend was not compiled for, or that the weights do not fit on."""
     digits = architecture.replace(".", "")
-    names = found.get("architectures") or []
+    names = found.get("cuda_architectures") or []
     listed = names if isinstance(names, list) else re.split(r"[;, ]+", str(names))
     compiled = {"".join(re.findall(r"\d+", str(name))): "virtual" in str(name) for name in listed}
     numbers = {name: virtual for name, virtual in compiled.items() if name}
