@@ -265,11 +265,12 @@ def test_the_builders_exit_code_is_passed_on_and_nothing_is_left(world: World) -
     assert not (world.root / "started").exists()
 
 
-def test_a_builder_that_writes_nothing_has_failed(world: World) -> None:
-    world.env["EMPTY"] = "1"
+@pytest.mark.parametrize("lacks", ["engine", "config.json"])
+def test_a_builder_that_does_not_write_everything_has_failed(world: World, lacks: str) -> None:
+    world.env["LACKS"] = lacks
     done = world.run()
     assert done.returncode == 2
-    assert "ended without an error and wrote no engine" in done.stdout
+    assert f"ended without an error and wrote no {lacks}" in done.stdout
     assert world.engines() == []
 
 
@@ -287,6 +288,7 @@ def hanging(world: World) -> Iterator[tuple[World, subprocess.Popen[str]]]:
         yield world, child
     finally:
         child.kill()
+        (world.path / "builder").unlink(missing_ok=True)  # ends a builder that outlived it
         child.communicate()
 
 
