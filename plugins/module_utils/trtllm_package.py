@@ -173,15 +173,23 @@ def engine_bytes(model: hf_llama.Model, arguments: Mapping[str, Any]) -> int:
 
 
 def settings(
-    model: hf_llama.Model, digest: str, release: Mapping[str, Any], arguments: Mapping[str, Any]
+    model: hf_llama.Model,
+    digest: str,
+    sizes: Mapping[str, int],
+    release: Mapping[str, Any],
+    arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What the start script reads."""
+    """What the start script reads.
+
+    :param digest: of the model's content.
+    :param sizes: bytes of each of the model's files.
+    """
     built = steps(release, arguments)
     size = engine_bytes(model, arguments)
     return {
         "release": release["release"],
         "commit": release["commit"],
-        "model": {"name": arguments["name"], "digest": digest},
+        "model": {"name": arguments["name"], "digest": digest, "files": dict(sizes)},
         "engine": {
             "folder": release["engine_build"]["folder"],
             "world_size": arguments["tensor_parallel"],
@@ -305,7 +313,8 @@ class Package:
                     f"{self.source} was changed while it was copied; run this again when nobody writes to it"
                 )
             digest = hashlib.sha256(_canonical(digests).encode()).hexdigest()
-            said = settings(self.model, digest, self.release, self.arguments)
+            sizes = {name: (folder / name).stat().st_size for name in self.model.files}
+            said = settings(self.model, digest, sizes, self.release, self.arguments)
             texts = {**self.scripts, "serving/settings.json": json.dumps(said, indent=1, sort_keys=True) + "\n"}
             for name, text in texts.items():
                 (made / name).parent.mkdir(parents=True, exist_ok=True)

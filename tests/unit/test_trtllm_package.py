@@ -184,7 +184,11 @@ def test_the_folder_holds_the_model_the_scripts_and_the_settings(source: Path, t
     (source / "tokenizer.model").chmod(0o600)
     made = package(source, tmp_path / "out/model", values={"decoupled_mode": False})
     assert not made.current()
-    made.write()
+    before = os.umask(0o077)
+    try:
+        made.write()
+    finally:
+        os.umask(before)
     assert made.current()
     model = tmp_path / "out/model"
     there = files(model)
@@ -196,7 +200,9 @@ def test_the_folder_holds_the_model_the_scripts_and_the_settings(source: Path, t
     assert (settings["release"], settings["values"]) == ("v0.12.0", {"decoupled_mode": False})
     assert settings["commit"] == RELEASES["v0.12.0"]["commit"]
     assert str(tmp_path) not in there["serving/settings.json"].decode()
-    assert all(path.stat().st_mode & 0o444 == 0o444 for path in model.rglob("*"))
+    assert all(
+        path.stat().st_mode & 0o555 >= (0o555 if path.is_dir() else 0o444) for path in [model, *model.rglob("*")]
+    )
     assert [path.name for path in model.parent.iterdir()] == ["model"]
 
 
@@ -309,10 +315,11 @@ def test_links_are_made_only_to_what_everybody_may_read(source: Path, tmp_path: 
     assert (source / "tokenizer.model").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_cache_of_links_is_copied_as_files(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_a_cache_of_links_becomes_files(source: Path, tmp_path: Path, link: bool) -> None:
     linked = tmp_path / "snapshot"
     linked.mkdir()
     for path in source.iterdir():
         (linked / path.name).symlink_to(path)
-    package(linked, tmp_path / "model").write()
+    package(linked, tmp_path / "model", link=link).write()
     assert not any(path.is_symlink() for path in (tmp_path / "model").rglob("*"))

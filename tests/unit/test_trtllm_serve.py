@@ -400,6 +400,18 @@ def test_a_package_of_another_release_is_refused(tmp_path: Path, versions: dict[
     assert message in done.stdout
 
 
+@pytest.mark.parametrize("mode", [[], ["--check"]])
+def test_a_package_that_did_not_arrive_whole_is_refused(world: World, mode: list[str]) -> None:
+    shard = world.model / "llama_7b/model-00002-of-00002.safetensors"
+    size = shard.stat().st_size
+    os.truncate(shard, 100)
+    (world.model / "llama_7b/tokenizer.model").unlink()
+    done = world.run(*mode)
+    assert done.returncode == 2
+    assert f"{shard} has 100 bytes of {size}" in done.stdout
+    assert f"{world.model}/llama_7b/tokenizer.model: No such file" in done.stdout
+
+
 @pytest.mark.parametrize("mode", [[], ["--check"], ["--prebuild", "/nowhere"]])
 @pytest.mark.parametrize(
     ("values", "message"),

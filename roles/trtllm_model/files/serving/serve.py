@@ -65,6 +65,22 @@ def versions(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_files(settings: Mapping[str, Any]) -> None:
+    """Refuses a package that did not arrive whole."""
+    wrong = []
+    for name, size in settings["model"]["files"].items():
+        path = PACKAGE / settings["model"]["name"] / name
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            wrong.append(f"{path}: {error.strerror}")
+            continue
+        if found != size:
+            wrong.append(f"{path} has {found} bytes of {size}")
+    if wrong:
+        raise Refusal(f"the package is not whole: {'; '.join(wrong)}. Upload the folder again")
+
+
 def gpus(world_size: int) -> tuple[str, int]:
     """Compute capability (`8.0`) and memory in bytes of the GPUs that the model is spread over."""
     query = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
@@ -305,6 +321,7 @@ def run(arguments: Sequence[str]) -> int:
     mode = arguments[0] if arguments else "serve"
     if mode not in ("serve", "--check", "--prebuild") or len(arguments) != {"--prebuild": 2, "--check": 1}.get(mode, 0):
         raise Refusal("it takes nothing, --check, or --prebuild DIR")
+    check_files(settings)
     repository(settings, Path("/checked"), None)  # what is wrong with a value is said before an engine is built
     if mode == "--check":
         check_tools(settings)
