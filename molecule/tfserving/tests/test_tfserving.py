@@ -122,8 +122,8 @@ def test_every_way_of_asking(server):
     assert server.predict({"inputs": {"x": [[1], [2]]}}, "/versions/3") == (200, {"outputs": [[2.5], [3.0]]})
     body = {"signature_name": "classify_x_to_y", "examples": [{"x": 1.0}, {"x": [5.0]}]}
     assert server.ask("POST", "/v1/models/model:classify", body) == (200, {"results": [[["", 2.5]], [["", 4.5]]]})
-    body = {"signature_name": "regress_x_to_y2", "context": {"x": 1.0}, "examples": [{}, {"x": 5.0}]}
-    assert server.ask("POST", "/v1/models/model:regress", body) == (200, {"results": [3.5, 5.5]})
+    examples = {"signature_name": "regress_x_to_y2", "context": {"x": 1.0}, "examples": [{}, {"x": 5.0}]}
+    assert server.ask("POST", "/v1/models/model:regress", examples) == (200, {"results": [3.5, 5.5]})
     assert server.states() == {"3": "AVAILABLE"}
     status, metadata = server.ask("GET", "/v1/models/model/metadata")
     assert (status, metadata["model_spec"]["version"]) == (200, "3")
