@@ -150,14 +150,18 @@ def package(given: argparse.Namespace, extra: dict[str, Any]) -> int:
         if size in engine_client.keys.Collection(ROOT).options(what.role):
             extra.setdefault(size, client.api.inspect_image(image)["Size"] / 1e9)
     progress = Progress(what.name)
-    outcome, path = write(
-        what,
-        directory=given.directory,
-        dest=given.dest,
-        inventory=given.inventory,
-        extra=extra,
-        progress=progress,
-    )
+
+    def written() -> tuple[Outcome, Path]:
+        return write(
+            what,
+            directory=given.directory,
+            dest=given.dest,
+            inventory=given.inventory,
+            extra=extra,
+            progress=progress,
+        )
+
+    outcome, path = written()
     if outcome.code != DONE:
         print(f"{what.name}: nothing was written; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
         return outcome.code
@@ -172,6 +176,10 @@ def package(given: argparse.Namespace, extra: dict[str, Any]) -> int:
             print(f"{what.name}: {path} was written, nothing was prebuilt", file=sys.stderr)
             return code
         progress.step("prebuild", f"in {what.prebuilt}")
+        outcome, _ = written()  # the role measures the folder again, now with what was prebuilt
+        if outcome.code != DONE:
+            print(f"{what.name}: {path} cannot be used as it is now", file=sys.stderr)
+            return outcome.code
     print(f"{what.name}: the model folder is {path} ({progress.elapsed:.1f} s); upload it to OBS under the name model")
     return DONE
 
