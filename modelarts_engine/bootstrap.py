@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 MARKER = VENV / "complete"
+LOCK = ROOT / ".cache" / "venv.lock"
 NOT_FIT = 3
 
 
@@ -29,7 +33,9 @@ def lock_files(arguments: list[str]) -> list[Path]:
 
 
 def _identity(locks: list[Path]) -> str:
-    return " ".join(f"{lock.name}:{hashlib.sha256(lock.read_bytes()).hexdigest()}" for lock in locks)
+    """What an environment is made of, and where: its scripts hold its path, so a copied or moved one is made anew."""
+    where = f"{sys.version_info[0]}.{sys.version_info[1]}:{hashlib.sha256(str(VENV).encode()).hexdigest()}"
+    return " ".join([where, *(f"{lock.name}:{hashlib.sha256(lock.read_bytes()).hexdigest()}" for lock in locks)])
 
 
 def enter(arguments: list[str]) -> None:
@@ -42,13 +48,41 @@ def enter(arguments: list[str]) -> None:
         _stop(f"Python {sys.version.split()[0]} is too old; run this with Python 3.11 or later")
     if not arguments or {"-h", "--help"} & set(arguments):
         return
-    wanted = _identity(lock_files(arguments))
-    have = MARKER.read_text() if MARKER.is_file() else ""
-    if not set(wanted.split()) <= set(have.split()):
-        _install(lock_files(arguments), keep=bool(have) and set(_identity(lock_files([])).split()) <= set(have.split()))
-        MARKER.write_text(wanted)
+    if not _complete(arguments):
+        _set_up(arguments)
     if Path(sys.prefix).resolve() != VENV.resolve():
-        os.execv(VENV / "bin" / "python", [str(VENV / "bin" / "python"), str(ROOT / "runner.py"), *arguments])  # noqa: S606
+        python = str(VENV / "bin" / "python")
+        # What was set for another Python must not shadow what is locked.
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        try:
+            os.execve(python, [python, str(ROOT / "runner.py"), *arguments], environment)  # noqa: S606
+        except OSError as error:
+            _stop(f"{python} cannot be run: {error.strerror}; remove {VENV} and run again as this user")
+
+
+def _complete(arguments: list[str]) -> bool:
+    have = MARKER.read_text() if MARKER.is_file() else ""
+    return set(_identity(lock_files(arguments)).split()) <= set(have.split())
+
+
+def _set_up(arguments: list[str]) -> None:
+    """Makes the environment or adds to it, one process after the other: another may be at it already."""
+    with _alone():
+        if not _complete(arguments):
+            _install(lock_files(arguments), keep=_complete([]))
+            MARKER.write_text(_identity(lock_files(arguments)))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Only one process sets up the environment at a time; another one waits."""
+    try:
+        LOCK.parent.mkdir(exist_ok=True)
+        with LOCK.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        _stop(f"{VENV} cannot be made: {error.strerror} ({error.filename})")
 
 
 def _install(locks: list[Path], *, keep: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from modelarts_engine.progress import Progress
 # Errors that end a command with a message, by the names of classes that are only imported when they are needed.
 CODES = {
     "UnreachableError": NOT_FIT,
+    "NotFitError": NOT_FIT,
     "EngineError": FAILED,
     "ServingError": FAILED,
     "InputError": USAGE,
@@ -41,17 +43,20 @@ def _variables(pairs: list[str]) -> dict[str, Any]:
 
     result: dict[str, Any] = {}
     for pair in pairs:
-        if pair.startswith("@"):
-            try:
+        try:
+            if pair.startswith("@"):
                 data = DataLoader().load_from_file(str(Path(pair[1:]).resolve()))
-            except AnsibleError as error:
-                raise ValueError(f"-e {pair}: {error}") from error
-        elif pair.lstrip().startswith(("{", "[")):
-            data = json.loads(pair)
-        else:
-            data = parse_kv(pair)
-        if not isinstance(data, dict) or "_raw_params" in data:
-            raise ValueError(f"-e {pair}: give name=value, a JSON object, or @file")
+            elif pair.lstrip().startswith(("{", "[")):
+                data = json.loads(pair)
+            else:
+                data = parse_kv(pair)
+            if not isinstance(data, dict) or "_raw_params" in data:
+                raise ValueError("give name=value, a JSON object, or @file")
+            # Plain values only: they reach Ansible as JSON, which cannot hold a vaulted one.
+            json.dumps(data)
+        except (AnsibleError, ValueError, TypeError) as error:
+            vaulted = "; put vaulted values into the inventory" if isinstance(error, TypeError) else ""
+            raise ValueError(f"-e {pair}: {error}{vaulted}") from error
         result.update(data)
     return _typed(result)
 
@@ -124,16 +129,14 @@ def _build(arguments: argparse.Namespace, recipe: str, extra: dict[str, Any]) ->
         progress.error(
             f"no image was built: no host of the inventory matches {extra.get('image_hosts', 'build_hosts')}"
         )
-        outcome.code = FAILED
+        outcome.code = USAGE
     for result in outcome.of("image_rehearse"):
         if "answer" in result:
             print(f"\n  {result['prompt']}\n  > {_shown(result['answer'])}\n")
     if outcome.code == DONE:
         print(f"{image}: done in {progress.elapsed:.1f} s; ./runner.py serve {image} keeps it up")
     else:
-        print(
-            f"{image}: failed after {progress.elapsed:.1f} s; Ansible's output: {outcome.log}/stdout", file=sys.stderr
-        )
+        print(f"{image}: failed after {progress.elapsed:.1f} s{outcome.kept}", file=sys.stderr)
     return outcome.code
 
 
@@ -165,7 +168,8 @@ def _shown(answer: Any) -> str:
 
 def _model(arguments: argparse.Namespace, engine: str) -> Path:
     """The model folder that was named, or the one that a local build of this engine makes."""
-    return Path(arguments.model or Path.home() / ".cache/modelarts-engine/models" / engine / "model")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(arguments.model or Path(cache) / "modelarts-engine/models" / engine / "model")
 
 
 def _client(arguments: argparse.Namespace) -> Any:
@@ -185,6 +189,7 @@ def serve(arguments: argparse.Namespace) -> int:
         current.stop(timeout=90)
         current.remove(v=True)
     if arguments.stop:
+        engine_client.engine.remove(client, engine_client.SERVED)
         return DONE
     image = engine_client.find_image(client, arguments.image)
     asked = engine_client.rehearsal.of_image(client.api.inspect_image(image))
@@ -193,14 +198,15 @@ def serve(arguments: argparse.Namespace) -> int:
         print(f"error: there is no model folder {model}; give one with --model", file=sys.stderr)
         return USAGE
     engine_client.engine.remove(client, engine_client.SERVED)
-    container = engine_client.serving.run_as_platform(
-        client, image, model, port=arguments.port, name=engine_client.SERVED
-    )
-    service = engine_client.serving.Service(container)
     try:
+        with engine_client.engine.engine_errors():
+            container = engine_client.serving.run_as_platform(
+                client, image, model, port=arguments.port, name=engine_client.SERVED
+            )
+        service = engine_client.serving.Service(container)
         service.wait(arguments.wait)
     except BaseException:
-        container.remove(force=True, v=True)
+        engine_client.engine.remove(client, engine_client.SERVED)
         raise
     ca = ROOT / ".cache" / "serve" / "ca.crt"
     ca.parent.mkdir(parents=True, exist_ok=True)
@@ -260,6 +266,20 @@ def test(arguments: argparse.Namespace) -> int:
     return checks.run_all(arguments.only)
 
 
+def _count(text: str) -> int:
+    """A whole number that is not negative."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    """A port of this machine; 0 for any."""
+    if _count(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port; give 0 to 65535")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
@@ -291,7 +311,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--matrix", metavar="FILE", help="a YAML list of images: image, name, inventory, variables")
     command.add_argument("--rebuild", metavar="STAGE", help="build this stage and those after it again")
     command.add_argument("--rehearse", action="store_true", help="rehearse an image that was proven before, too")
-    command.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="give up after this time")
+    command.add_argument("--timeout", type=_count, default=0, metavar="SECONDS", help="give up after this time")
     packages.arguments(add("package", package, playbook=True, engine=True))
     command = add("serve", serve, engine=True)
     command.add_argument(
@@ -300,7 +320,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--model", metavar="DIR", help="model folder, default the model that the local build of its engine made"
     )
-    command.add_argument("--port", type=int, default=8080, help="port on loopback, default 8080; 0 takes a free one")
+    command.add_argument("--port", type=_port, default=8080, help="port on loopback, default 8080; 0 takes a free one")
     command.add_argument(
         "--wait", type=float, default=120, metavar="SECONDS", help="how long the image may take to be healthy"
     )
@@ -309,7 +329,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "text", help='what to ask: a text, or JSON such as "[1.0, 2.0]" where the engine takes numbers'
     )
-    command.add_argument("--max-tokens", type=int, default=64)
+    command.add_argument("--max-tokens", type=_count, default=64)
     command.add_argument("--stream", action="store_true", help="print the answer as it is made")
     command = add("verify", verify, engine=True)
     command.add_argument("image", help="an image, triton for modelarts-engine/triton:latest")
@@ -333,6 +353,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Runs one command; returns the exit code."""
     arguments = parser().parse_args(argv)
+    os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
     inventory = getattr(arguments, "inventory", None)
     if inventory and "," not in inventory and not Path(inventory).exists():
         print(

@@ -163,7 +163,7 @@ def package(given: argparse.Namespace, extra: dict[str, Any]) -> int:
 
     outcome, path = written()
     if outcome.code != DONE:
-        print(f"{what.name}: nothing was written; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
+        print(f"{what.name}: nothing was written{outcome.kept}", file=sys.stderr)
         return outcome.code
     progress.step("package", "written")
     if image and what.check:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -21,6 +23,8 @@ from modelarts_engine.progress import Progress
 ROOT = Path(__file__).resolve().parent.parent
 DONE, FAILED, USAGE, NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 130
 KEPT_RUNS = 20
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OUR_FILTER = re.compile(r"The filter plugin 'modelarts\.engine\.\w+' failed: (.+)", re.S)
 
 # ansible-runner writes its whole environment to disk, so a run gets only what a build needs.
 ENVIRONMENT = (
@@ -31,6 +35,10 @@ ENVIRONMENT = (
 )  # fmt: skip
 
 
+class NotFitError(Exception):
+    """This machine lacks something that a run needs."""
+
+
 @dataclass
 class Outcome:
     """What came of a run."""
@@ -39,13 +47,18 @@ class Outcome:
     results: list[dict[str, Any]] = field(default_factory=list)
     log: Path | None = None
 
+    @property
+    def kept(self) -> str:
+        """The end of a message: where Ansible's output is, if it could be kept."""
+        return f"; Ansible's output: {self.log}/stdout" if self.log else ""
+
     def of(self, action: str) -> list[dict[str, Any]]:
         """Results of one action of this collection, in order."""
         return [result for result in self.results if result["action"].endswith("." + action)]
 
 
 class _Cancel:
-    """Turns SIGINT and SIGTERM into a question that ansible-runner asks while it waits."""
+    """Turns SIGINT, SIGTERM and SIGHUP into a question that ansible-runner asks while it waits."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -58,7 +71,7 @@ class _Cancel:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
         try:
             yield
         finally:
@@ -66,19 +79,47 @@ class _Cancel:
                 signal.signal(number, handler)
 
 
+PRIVATE = "modelarts-engine-run."
+
+
 @contextmanager
 def private_dir() -> Iterator[Path]:
-    """A folder on memory, mode 0700, gone afterwards: extra variables and artifacts pass through it."""
+    """A folder on memory, mode 0700, gone afterwards: extra variables and artifacts pass through it.
+
+    It is locked while it is used; what a killed run left is removed by the next one.
+    """
     memory = Path("/dev/shm")  # noqa: S108
-    path = Path(
-        tempfile.mkdtemp(
-            prefix="modelarts-engine.", dir=memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-        )
-    )
+    top = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    for old in top.glob(f"{PRIVATE}*"):
+        if old.is_dir() and old.stat().st_uid == os.getuid():
+            _sweep(old)
     try:
+        path = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=top))
+    except OSError as error:
+        raise NotFitError(f"{top}: a folder for this run cannot be made there: {error.strerror}") from error
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(old: Path) -> None:
+    """Removes a folder that no run holds. One that was just made and is not locked yet is left alone."""
+    try:
+        lock = os.open(old, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if time.time() - old.stat().st_mtime > 60:
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError:
+        return
+    finally:
+        os.close(lock)
 
 
 @contextmanager
@@ -142,7 +183,7 @@ def run(
             private_data_dir=str(private),
             project_dir=str(ROOT),
             playbook=str(ROOT / "playbooks" / playbook),
-            inventory=str(Path(inventory).resolve() if inventory else ROOT / "inventories" / "local"),
+            inventory=_inventory(inventory),
             cmdline=f"-e @{variables}",
             settings={"job_timeout": timeout, "pexpect_timeout": 0.05},
             event_handler=handle,
@@ -150,7 +191,10 @@ def run(
             quiet=True,
         )
         output = _stdout(Path(ran.config.artifact_dir))
-        outcome.log = _keep(playbook, output, ran.rc, str(ran.status), outcome.results)
+        try:
+            outcome.log = _keep(playbook, output, ran.rc, str(ran.status), outcome.results)
+        except OSError as error:
+            progress.note(f"Ansible's output is not kept: {error}")
     progress.finish()
     if cancel.asked:
         outcome.code = INTERRUPTED
@@ -161,12 +205,22 @@ def run(
     elif first_failure:
         outcome.code = _code(first_failure)
         progress.error(_explain(first_failure))
-    elif ran.rc:
+    elif ran.rc is None:
+        outcome.code = FAILED
+        progress.error("ansible-playbook was killed (out of memory?); finished stages are kept")
+    elif ran.rc or str(ran.status) != "successful":
         outcome.code = USAGE if ran.rc in (1, 4) else FAILED
         progress.error(_last_error(output))
     if outcome.code != DONE:
         _clean(outcome)
     return outcome
+
+
+def _inventory(inventory: str | None) -> str:
+    """A file or folder by its full path, a list of hosts (`a,b,`) as it is."""
+    if inventory and "," in inventory and not Path(inventory).exists():
+        return inventory
+    return str(Path(inventory).resolve() if inventory else ROOT / "inventories" / "local")
 
 
 def _additional() -> dict[str, str]:
@@ -178,6 +232,8 @@ def _code(failure: Mapping[str, Any]) -> int:
     result = failure.get("res") or {}
     if "exit_code" in result:
         return int(result["exit_code"])
+    if OUR_FILTER.search(str(result.get("msg"))):
+        return USAGE
     if "argument_errors" in result or "/tasks/preflight.yml:" in str(failure.get("task_path")):
         return USAGE
     if result.get("unreachable"):
@@ -191,6 +247,9 @@ def _code(failure: Mapping[str, Any]) -> int:
 def _explain(failure: Mapping[str, Any]) -> str:
     result = failure.get("res") or {}
     said = str(result.get("msg") or "no message").strip()
+    # A filter of ours refuses what the user gave; where Ansible met it is nobody's concern.
+    if ours := OUR_FILTER.search(said):
+        return ours.group(1)
     errors = result.get("argument_errors")
     if errors:
         said = "; ".join(map(str, errors))

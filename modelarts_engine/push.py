@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelarts_engine.playbook import DONE, FAILED, USAGE, run
+from modelarts_engine.playbook import DONE, FAILED, ROOT, USAGE, run
 from modelarts_engine.progress import Progress, size
 
 # What of the module's result is of no use outside of Ansible.
@@ -61,6 +61,11 @@ def push(arguments: argparse.Namespace, extra: dict[str, Any]) -> int:
 
     :param extra: variables of the command line.
     """
+    from modelarts_engine import engine_client
+
+    collection = engine_client.keys.Collection(ROOT)
+    if unread := collection.unknown(extra, also_known=collection.settings()):
+        raise ValueError("; ".join(unread))
     extra["swr_push_image"] = arguments.image
     extra.update(destination(arguments.to) if arguments.to else {})
     extra.update({"swr_push_tags": arguments.tag} if arguments.tag else {})
@@ -79,7 +84,7 @@ def push(arguments: argparse.Namespace, extra: dict[str, Any]) -> int:
         )
         return USAGE
     if outcome.code != DONE:
-        print(f"{arguments.image}: not pushed; Ansible's output: {outcome.log}/stdout", file=sys.stderr)
+        print(f"{arguments.image}: not pushed{outcome.kept}", file=sys.stderr)
         return outcome.code
     result = {name: value for name, value in results[-1].items() if name not in INTERNAL and not name.startswith("_")}
     text = json.dumps(result, indent=1, sort_keys=True) + "\n"
