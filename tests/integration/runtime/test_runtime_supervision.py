@@ -125,11 +125,14 @@ def test_starts_again_in_a_home_that_was_used_before(launch: Launch, engine: Any
     server.wait_ready()
 
 
-def test_workers_follow_the_container_s_limit(launch: Launch) -> None:
-    one = launch(nano_cpus=1_000_000_000).wait_ready()
-    many = launch(settings={"proxy.env": {"WORKERS": 3}}).wait_ready()
-    assert workers(one) == 1
-    assert workers(many) == 3
+def test_workers_are_half_of_what_the_container_may_use(launch: Launch, tmp_path: Path) -> None:
+    """On a host of eight processors, so it seems."""
+    (tmp_path / "nproc").write_text("#!/bin/sh\necho 8\n")
+    (tmp_path / "nproc").chmod(0o755)
+    eight = {str(tmp_path / "nproc"): {"bind": "/usr/bin/nproc", "mode": "ro"}}
+    assert workers(launch(volumes=eight).wait_ready()) == 4
+    assert workers(launch(volumes=eight, cpu_period=100_000, cpu_quota=150_000).wait_ready()) == 1
+    assert workers(launch(settings={"proxy.env": {"WORKERS": 3}}).wait_ready()) == 3
 
 
 def workers(server: Server) -> int:

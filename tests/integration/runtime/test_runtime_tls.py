@@ -150,13 +150,12 @@ def test_nginx_can_be_tested_by_several_at_once_reloaded_and_stopped_under_load(
         testers = [threading.Thread(target=test) for _ in range(2)]
         for tester in testers:
             tester.start()
-        reload = ("timeout", "20", "/opt/modelarts-engine/bin/proxy", "reload")
-        for _ in range(2):  # the second begins while the first changes the workers
-            with ThreadPoolExecutor() as pool:
-                first = pool.submit(server.run, *reload)
-                load.stopped.wait(1.5)
-                server.run(*reload)
-                first.result()
+        reload = ("timeout", "30", "/opt/modelarts-engine/bin/proxy", "reload")
+        with ThreadPoolExecutor() as pool:  # the second begins while the first changes the workers
+            first = pool.submit(server.run, *reload)
+            load.stopped.wait(6)
+            server.run(*reload)
+            first.result()
         for tester in testers:
             tester.join()
         assert load.count > 100
@@ -179,7 +178,7 @@ def test_a_certificate_near_its_end_is_renewed_without_a_failed_request(launch: 
     with Load(server) as load:
         for _ in range(2):
             before = certificate(server)
-            eventually("another certificate is served", lambda before=before: certificate(server) != before)
+            eventually("another certificate is served", lambda before=before: certificate(server) != before, 30)
             serials.add(certificate(server))
             assert server.run("/opt/modelarts-engine/bin/healthcheck").strip() == "healthy"
     assert len(serials) == 2
