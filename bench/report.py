@@ -18,24 +18,42 @@ def goals(found: dict[str, Any]) -> list[str]:
     rate, p99 = ({each: middle(found["load"][f"tiny/16/{each}"], name) for each in MAIN} for name in ("rate", "p99"))
     first = {each: middle(found["stream"][each], "first") for each in MAIN}
     starts = [a - b for a, b in zip(found["start"]["/health"], found["start"]["engine in the image"], strict=True)]
-    rows: list[tuple[str, float, str, float]] = [
-        ("tiny, 16: requests/s, ours / direct", rate["ours"] / rate["direct"], ">=", 0.8),
-        ("tiny, 16: requests/s, ours / plain", rate["ours"] / rate["plain"], ">=", 2),
-        ("tiny, 16: p99, ours / direct", p99["ours"] / p99["direct"], "<=", 1.5),
-        ("first streamed chunk after direct's, ms", first["ours"] - first["direct"], "<=", 2),
-        ("first 200 on /health after the engine's, s", median(starts), "<=", 0.3),
+    cpu = {each: cpu_per_request(found["load"][f"tiny/16/{each}"]) for each in ("direct", "ours")}
+    server = {each: sum(sum(cpu[each][part]) for part in ("engine", "proxy")) for each in cpu}
+    small = sum(found["memory"][part]["pss"] for part in ("proxy", "rest"))
+    rows: list[tuple[str, float, str, float | None, float | None]] = [
+        ("tiny, 16: requests/s, ours / direct", rate["ours"] / rate["direct"], ">=", 0.8, 0.65),
+        ("tiny, 16: requests/s, ours / plain", rate["ours"] / rate["plain"], ">=", 2, 1.6),
         (
-            "resident, proxy and supervisor, MB",
-            sum(found["memory"][part]["pss"] for part in ("proxy", "rest")),
-            "<=",
-            40,
+            "tiny, 16: CPU of engine and proxy per request, direct / ours",
+            server["direct"] / server["ours"],
+            "",
+            None,
+            None,
         ),
-        ("failed requests", sum(run["failed"] for runs in found["load"].values() for run in runs), "<=", 0),
+        ("tiny, 16: p99, ours / direct", p99["ours"] / p99["direct"], "<=", 1.5, None),
+        ("first streamed chunk after direct's, ms", first["ours"] - first["direct"], "<=", 2, None),
+        ("first 200 on /health after the engine's, s", median(starts), "<=", 0.3, None),
+        ("resident, proxy and supervisor, MB", small, "<=", 40, None),
+        ("failed requests", sum(run["failed"] for runs in found["load"].values() for run in runs), "<=", 0, None),
     ]
     return [
-        f"| {what} | {value:.2f} | {sign} {goal:g} | {'met' if (value >= goal if sign == '>=' else value <= goal) else 'missed'} |"
-        for what, value, sign, goal in rows
+        f"| {what} | {value:.2f} | {verdict(value, sign, goal, floor)} |" for what, value, sign, goal, floor in rows
     ]
+
+
+def verdict(value: float, sign: str, goal: float | None, floor: float | None) -> str:
+    """Two cells: what was wanted, and whether it was reached."""
+    if goal is None:
+        return "- | "
+    if floor is not None and floor <= value < goal:
+        return f"{sign} {goal:g} | missed, above the least of {floor:g}"
+    return f"{sign} {goal:g} | {'met' if (value >= goal if sign == '>=' else value <= goal) else 'missed'}"
+
+
+def cpu_per_request(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Microseconds of each part, user and system: medians over the runs."""
+    return {part: [median(run["cpu"][part][kind] for run in runs) for kind in (0, 1)] for part in runs[0]["cpu"]}
 
 
 def table(found: dict[str, Any]) -> str:
@@ -53,8 +71,7 @@ def table(found: dict[str, Any]) -> str:
             f"| {cell.replace('/', ', ')} | {texts[0]} | {ours / direct:.2f} | {ours / plain:.2f} | {texts[1]} | {texts[2]} |"
         )
     for key in (each for each in found["load"] if "/16/" in each):
-        runs = [run["cpu"] for run in found["load"][key]]
-        spent = {part: [median(run[part][kind] for run in runs) for kind in (0, 1)] for part in runs[0]}
+        spent = cpu_per_request(found["load"][key])
         texts = [f"{user:.0f} + {system:.0f}" for user, system in spent.values()]
         cpu.append(f"| {key.replace('/', ', ')} | {' | '.join(texts)} | {sum(map(sum, spent.values())):.0f} |")
     sections = {
