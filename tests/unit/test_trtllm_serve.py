@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -479,3 +480,43 @@ def test_wrong_arguments_are_refused(world: World, arguments: list[str]) -> None
     done = world.run(*arguments)
     assert done.returncode == 2
     assert "it takes nothing, --check, or --prebuild DIR" in done.stdout
+
+
+def typed(config: str) -> dict[str, str]:
+    """Types of the inputs and outputs of a configuration."""
+    return dict(re.findall(r'name: "(\w+)"\s+data_type: (\w+)', config))
+
+
+@pytest.mark.parametrize(("batch", "processes"), [(1, 1), (4, 4), (64, 8)])
+def test_the_tutorials_types_are_cast_before_the_releases_own_ensemble(
+    tmp_path: Path, batch: int, processes: int
+) -> None:
+    values = {"decoupled_mode": True, "batching_strategy": "inflight_fused_batching"}
+    world = World(tmp_path).image().make(max_batch_size=batch, values=values)
+    assert world.run().returncode == 0
+    ours = (world.repository / "ensemble/config.pbtxt").read_text()
+    theirs = (world.repository / "ensemble_upstream/config.pbtxt").read_text()
+    template = (world.root / "trtllm/all_models/inflight_batcher_llm/ensemble/config.pbtxt").read_text()
+    assert theirs == template.replace('name: "ensemble"', 'name: "ensemble_upstream"', 1).replace(
+        "${triton_max_batch_size}", str(batch)
+    )
+    numbers = dict.fromkeys(("max_tokens", "end_id", "pad_id"), "TYPE_UINT32")
+    assert typed(ours) == {**typed(theirs), **numbers}
+    assert {typed(theirs)[name] for name in numbers} == {"TYPE_INT32"}
+    for line in (
+        'backend: "python"',
+        f"max_batch_size: {batch}",
+        "model_transaction_policy { decoupled: true }",
+        f"instance_group [ {{ count: {processes} kind: KIND_CPU }} ]",
+    ):
+        assert line in ours.splitlines()
+    assert (world.repository / "ensemble/1/model.py").read_text() == SCRIPTS["serving/ensemble.py"]
+
+
+def test_an_ensemble_that_takes_the_tutorials_types_is_left_alone(tmp_path: Path) -> None:
+    world = World(tmp_path).image().make()
+    template = world.root / "trtllm/all_models/inflight_batcher_llm/ensemble/config.pbtxt"
+    template.write_text(template.read_text().replace("INT32", "UINT32"))
+    assert world.run().returncode == 0
+    assert not (world.repository / "ensemble_upstream").exists()
+    assert 'platform: "ensemble"' in (world.repository / "ensemble/config.pbtxt").read_text()

@@ -19,8 +19,6 @@ CODE = "ensemble.py"
 MOST = 8  # processes that pass requests on
 
 _TYPED = re.compile(r'(name:\s*"(?:{})"\s*,?\s*data_type:\s*)TYPE_INT32'.format("|".join(NAMES)))
-# The model behind reshapes; in front of it a tensor keeps the shape it came with.
-_RESHAPE = re.compile(r"reshape:\s*\{\s*shape:\s*\[[^]]*\]\s*\}")
 
 
 def _field(text: str, name: str) -> str:
@@ -65,8 +63,8 @@ name: "ensemble"
 backend: "python"
 max_batch_size: {_field(theirs, "max_batch_size")}
 model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}
-input {_RESHAPE.sub("", inputs)}
-output {_RESHAPE.sub("", _field(theirs, "output"))}
+input {inputs}
+output {_field(theirs, "output")}
 instance_group [ {{ count: {max(1, min(MOST, batch))} kind: KIND_CPU }} ]
 """
     inner = re.sub(r'^name:\s*"ensemble"', f'name: "{INNER}"', theirs, count=1, flags=re.MULTILINE)
