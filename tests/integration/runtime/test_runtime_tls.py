@@ -154,8 +154,13 @@ def test_nginx_can_be_tested_by_several_at_once_reloaded_and_stopped_under_load(
         with ThreadPoolExecutor() as pool:  # the second begins while the first changes the workers
             first = pool.submit(server.run, *reload)
             load.stopped.wait(6)
-            server.run(*reload)
+            second = pool.submit(server.run, *reload)
             first.result()
+            load.stopped.wait(1.5)  # the flag is looked for once a second
+            assert (
+                server.ask("GET", "/v2/models/m").headers["Connection"] == "close"
+            )  # the end of the first is not that of the second
+            second.result()
         for tester in testers:
             tester.join()
         assert load.count > 100
