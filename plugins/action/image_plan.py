@@ -79,7 +79,11 @@ class ActionModule(ActionBase):
         settings = self._settings()
         # What the command line and the recipe say reaches a role as it is written, whatever the spec makes of it: it outranks a host's variables.
         self._as_written = {**self._task._parent._play.get_vars(), **load_extra_vars(self._loader)}
-        host_roles = (*HOST_ROLES, "model_package") if self._vars.get("image_model") else HOST_ROLES
+        host_roles = (
+            (*HOST_ROLES, "model_package")
+            if self._templar.template(self._vars.get("image_model") or "")
+            else HOST_ROLES
+        )
         host = keys.resolve(
             host_roles,
             self._collection,

@@ -25,9 +25,22 @@ def trtllm_release(
         raise AnsibleFilterError(str(error)) from error
 
 
+def trtllm_route(release: str, route: str = "", releases_file: str = "") -> str:
+    """The route that a build of a release takes: the one that is given, or the first that the release offers.
+
+    Empty without a release. What cannot be had is not said here but by `trtllm_release`, where an argument needs it.
+    """
+    if not release or route:
+        return route if release else ""
+    try:
+        return str(trtllm_release(release, releases_file=releases_file)["route"])
+    except AnsibleFilterError:
+        return "image"
+
+
 class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """By name."""
-        return {"trtllm_release": trtllm_release}
+        return {"trtllm_release": trtllm_release, "trtllm_route": trtllm_route}

@@ -60,6 +60,7 @@ def _checked(name: str, row: Any, schema: Mapping[str, Any], path: Path) -> dict
     if unknown:
         raise keys.InputError(f"{where}: the schema does not know {', '.join(unknown)}")
     release = keys.validated(schema, row, where, "meta/trtllm_releases.schema.yml")
+    release["tensorrt"] = {key: value for key, value in release["tensorrt"].items() if value is not None}
     wrong = {
         "the tag must be v and three numbers": not _RELEASE.fullmatch(name),
         "commits must have 40 hexadecimal digits": not all(

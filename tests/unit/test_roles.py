@@ -150,9 +150,15 @@ def test_preflight_looks_at_nothing_but_arguments(role: Path) -> None:
 
 # What changes a build host is tried on one of its own: tests/integration/buildhosts.
 HOST_ROLES = ("base_image", "build_host")
+# What compiles TensorRT-LLM is tried as a whole on an upstream in miniature: tests/integration/trtllm.
+BUILDER_ROLES = tuple(
+    f"trtllm_{step}" for step in ("tools", "source", "toolchain", "torch", "wheel", "compile", "backend")
+)
 
 
-@pytest.mark.parametrize("role", [role for role in ROLES if role.name not in HOST_ROLES], ids=lambda role: role.name)
+@pytest.mark.parametrize(
+    "role", [role for role in ROLES if role.name not in (*HOST_ROLES, *BUILDER_ROLES)], ids=lambda role: role.name
+)
 def test_there_is_a_scenario(role: Path) -> None:
     scenario = ROOT / "molecule" / role.name
     assert {"molecule.yml", "converge.yml"} <= {path.name for path in scenario.glob("*.yml")}
