@@ -36,7 +36,9 @@ def until(test, seconds=20):
 def homes(host):
     """The folders that the platform and other roles bring, gone after the test."""
     mine = [path for path in ("/home/ma-user", "/home/mind") if not host.file(path).exists]
-    host.check_output(f"rm -rf {MODEL} /tmp/new; mkdir -p {MODEL} /home/ma-user && chown 1000:100 /home/ma-user && chmod 0755 {MODEL}")
+    host.check_output(
+        f"rm -rf {MODEL} /tmp/new; mkdir -p {MODEL} /home/ma-user && chown 1000:100 /home/ma-user && chmod 0755 {MODEL}"
+    )
     yield
     host.check_output(f"rm -rf {' '.join(mine)}")
 
