@@ -2,7 +2,7 @@
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 """Who builds what, so that no two runs of one controller build the same thing side by side: the later one waits and takes the result.
 
-A claim is a file that names its run (boot id, process, start time); one whose run is gone counts for nothing.
+A claim is a file that names its run; one whose run is gone, or cannot be seen from here, counts for nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
-def boot_id() -> str:
-    """First eight digits of this boot's id."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+def here() -> str:
+    """What process numbers count in: this boot, and this process namespace. Two jobs of a CI in containers share the first only."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return hashlib.sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
 
 
 def start_time(pid: int) -> str | None:
@@ -32,16 +33,20 @@ def start_time(pid: int) -> str | None:
 
 
 def this_run() -> str:
-    """Identity of the playbook run an action belongs to (an action runs in a fork, its parent is the run): `<boot id>.<pid>.<start time>`."""
+    """Identity of the playbook run an action belongs to (an action runs in a fork, its parent is the run): `<here>.<pid>.<start time>`."""
     pid = os.getppid()
-    return f"{boot_id()}.{pid}.{start_time(pid)}"
+    return f"{here()}.{pid}.{start_time(pid)}"
+
+
+def foreign(run: str) -> bool:
+    """Whether a run is of another machine, boot or process namespace, so that nothing can be said of its life."""
+    return run.partition(".")[0] != here()
 
 
 def alive(run: str) -> bool:
-    """Whether a run of this machine and boot still goes on."""
-    boot, _, process = run.partition(".")
-    pid, _, started = process.partition(".")
-    return boot == boot_id() and pid.isdigit() and start_time(int(pid)) == started
+    """Whether a run still goes on; False for a foreign one."""
+    pid, _, started = run.partition(".")[2].partition(".")
+    return not foreign(run) and pid.isdigit() and start_time(int(pid)) == started
 
 
 def _folder() -> Path:

@@ -3,7 +3,7 @@
 """Build containers and stage images on one container engine.
 
 Stage images are `modelarts-engine/stage:<key>`. A build container has no label of its own (labels of a container go into what is
-committed from it); its name tells who owns it: `modelarts-engine-build.<image>.<stage>.<boot id>.<pid>.<start time>`.
+committed from it); its name tells who owns it: `modelarts-engine-build.<image>.<stage>.<where>.<pid>.<start time>`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ STAGE = f"{REPOSITORY}/stage"
 PROVEN = f"{REPOSITORY}/proven"
 LABEL = "io.modelarts.engine."
 CONTAINER = f"{REPOSITORY}-build"
+PING_SECONDS, COMMIT_SECONDS = 20, 600
 
 # Nothing written here is part of an image: the build's own traces, on memory or a volume. /tmp is a volume because the engine
 # copies files into a container's root file system underneath a tmpfs mount, where they are not seen and would be committed.
@@ -103,8 +104,9 @@ def connect(url: str) -> docker.DockerClient:
     :raises EngineError: nothing answers there.
     """
     try:
-        client = docker.DockerClient(base_url=url, timeout=600)
+        client = docker.DockerClient(base_url=url, timeout=PING_SECONDS)
         client.ping()
+        client.api.timeout = COMMIT_SECONDS
     except (DockerException, requests.exceptions.RequestException) as error:
         raise UnreachableError(
             f"no container engine answers at {url}: {message(error)}; start it, or give its address as build_host_engine_url"
@@ -118,8 +120,8 @@ def container_name(image: str, stage: str) -> str:
 
 
 def _owner(name: str) -> str:
-    """The run that a build container's name tells."""
-    return name.removeprefix(f"/{CONTAINER}.").partition(".")[2].partition(".")[2]
+    """The run that a build container's name tells: its last three parts. An image's name may hold dots."""
+    return ".".join(name.split(".")[-3:])
 
 
 def reap(client: docker.DockerClient) -> list[str]:
@@ -128,9 +130,8 @@ def reap(client: docker.DockerClient) -> list[str]:
     for container in client.api.containers(all=True, filters={"name": CONTAINER}):
         name = container["Names"][0]
         owner = _owner(name)
-        # Of another controller's run nothing is known but its age.
-        foreign = owner.partition(".")[0] != claims.boot_id()
-        if time.time() - container["Created"] > 86_400 if foreign else not claims.alive(owner):
+        # Of a run that cannot be seen from here nothing is known but its age.
+        if time.time() - container["Created"] > 86_400 if claims.foreign(owner) else not claims.alive(owner):
             remove(client, name.removeprefix("/"))
             gone.append(name.removeprefix("/"))
     for image in client.api.images(filters={"dangling": True, "label": LABEL + "key"}):

@@ -48,7 +48,7 @@ def test_one_line_a_stage_and_the_second_run_is_cached(workshop: Workshop) -> No
         (OK, ["--rebuild", "onyl"], 2, "did you mean only?"),
         (OK, ["-e", "build_host_min_disk_gb=1000000"], 3, "1000000"),
         (OK, ["-e", "build_host_engine_url=unix:///nowhere.sock"], 3, "/nowhere.sock"),
-        (OK, ["-e", "image_hosts=nobody"], 1, "no host of the inventory matches nobody"),
+        (OK, ["-e", "image_hosts=nobody"], 2, "no host of the inventory matches nobody"),
         ([{"name": "Compile it", "ansible.builtin.command": {"cmd": "sh -c 'echo cannot find -lx >&2; exit 4'"}}], [], 1, "cannot find -lx"),
         (HANG, ["--timeout", "20"], 1, "given up after 20 s"),
     ],
@@ -71,12 +71,11 @@ def test_an_unknown_image_is_refused_with_those_there_are(workshop: Workshop) ->
     assert "triton" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_removes_what_was_under_way(workshop: Workshop, number: signal.Signals) -> None:
+def hanging(workshop: Workshop, *arguments: str) -> subprocess.Popen[str]:
+    """A build in the middle of its stage."""
     workshop.role("alpha", HANG, TEXT)
-    before = workshop.stages()
     running = subprocess.Popen(
-        workshop.runner([("only", ["alpha"])]),
+        workshop.runner([("only", ["alpha"])], *arguments),
         cwd=workshop.root,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -86,12 +85,47 @@ def test_an_interrupt_removes_what_was_under_way(workshop: Workshop, number: sig
     while not any("sleep 600" in str(workshop.client.api.top(name)) for name in workshop.containers()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    return running
+
+
+def private_dirs() -> set[Path]:
+    return set(Path("/dev/shm").glob("modelarts-engine-run.*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_removes_what_was_under_way(workshop: Workshop, number: signal.Signals) -> None:
+    before = workshop.stages()
+    running = hanging(workshop)
     running.send_signal(number)
     output, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors + output
     assert "interrupted" in errors
     assert workshop.containers() == []
     assert workshop.stages() == before
+
+
+def test_a_killed_playbook_is_a_failure_and_leaves_no_container(workshop: Workshop) -> None:
+    running = hanging(workshop)
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    (playbook,) = [int(pid) for pid in children if "ansible-playbook" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(playbook, signal.SIGKILL)
+    output, errors = running.communicate(timeout=60)
+    assert running.returncode == 1, errors + output
+    assert "ansible-playbook was killed" in errors
+    assert workshop.containers() == []
+
+
+def test_what_a_killed_runner_leaves_in_memory_goes_with_the_next(workshop: Workshop) -> None:
+    others = private_dirs()
+    running = hanging(workshop)
+    (left,) = private_dirs() - others
+    running.kill()
+    running.communicate(timeout=60)
+    assert left.is_dir()
+    os.utime(left, (0, 0))
+    assert run(workshop, OK).returncode == 0
+    assert not left.exists()
+    assert workshop.containers() == []
 
 
 def test_secrets_of_the_environment_and_of_variables_stay_out_of_what_is_kept(
@@ -111,7 +145,7 @@ def test_secrets_of_the_environment_and_of_variables_stay_out_of_what_is_kept(
     found = [str(path) for path in kept if f"{planted}-env" in path.read_text() or f"{planted}-sk" in path.read_text()]
     assert found == []
     assert planted not in done.stdout.replace("alpha_text", "")
-    assert {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("modelarts-engine.")} <= before
+    assert {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("modelarts-engine-run.")} <= before
     image = next(
         image for image in workshop.client.images.list(name=engine.STAGE) if image.id == workshop.result()["Id"]
     )
