@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, run
@@ -49,9 +51,13 @@ def unit() -> list[list[str]]:
     return [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit"]]
 
 
+def _integration(*options: str) -> list[list[str]]:
+    return [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=15", *options]]
+
+
 def integration() -> list[list[str]]:
     """Tests on the real engine, with the real server and the real model."""
-    return [[sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=15", "tests/integration"]]
+    return _integration("tests/integration")
 
 
 def molecule() -> list[list[str]]:
@@ -100,8 +106,51 @@ def _install(command: str, package: str) -> str:
     return ""
 
 
+# Most of what needs the engine is waiting. Side by side these take two thirds of the time they take in a row.
+SLOWEST = ("tests/integration/runtime", "tests/integration/test_verify_red.py", "tests/integration/engines")
+
+
+def _lanes(names: list[str]) -> list[list[tuple[str, list[str]]]]:
+    """What runs side by side: in a full run the slowest suites beside all others, else everything in a row."""
+    if not {"integration", "molecule"} <= set(names):
+        return [[(name, command) for name in names for command in PARTS[name]()]]
+    before = [name for name in names if name not in ("integration", "molecule")]
+    others = _integration("tests/integration", *[f"--ignore={path}" for path in SLOWEST])
+    return [
+        [(name, command) for name in before for command in PARTS[name]()]
+        + [("integration", command) for command in _integration(*SLOWEST)],
+        [("integration", command) for command in others] + [("molecule", command) for command in molecule()],
+    ]
+
+
+def _run_lane(lane: list[tuple[str, list[str]]], *, shown_at_once: bool) -> list[str]:
+    """Runs commands in a row and goes on after a failure; returns the failed ones. A lane that is not shown at once is shown command by command."""
+    failed = []
+    for name, command in lane:
+        shown = " ".join(Path(word).name if word == sys.executable else word for word in command)[:120]
+        started = time.monotonic()
+        if shown_at_once:
+            print(f"== {name}: {shown}", flush=True)
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=_environment(),
+                stdout=None if shown_at_once else output,
+                stderr=None if shown_at_once else subprocess.STDOUT,
+                check=False,
+            )
+            output.seek(0)
+            what = "passed" if done.returncode == 0 else f"FAILED ({done.returncode})"
+            text = "" if shown_at_once else f"== {name}: {shown}\n{output.read()}"
+            print(f"{text}== {name}: {what} in {time.monotonic() - started:.0f} s", flush=True)
+        if done.returncode:
+            failed.append(f"{name}: {shown}")
+    return failed
+
+
 def run_all(only: Iterable[str] | None) -> int:
-    """Runs the parts in order and goes on after a failure, so that one run shows all there is.
+    """Runs the parts and goes on after a failure, so that one run shows all there is.
 
     :param only: names of parts, or None for all but those that run on request only.
     :returns: the exit code.
@@ -114,19 +163,10 @@ def run_all(only: Iterable[str] | None) -> int:
         outcome = run("doctor.yml", inventory=None, extra={}, progress=Progress("host"))
         if outcome.code != DONE:
             return outcome.code
-    failed = []
-    for name in names:
-        for command in PARTS[name]():
-            shown = " ".join(Path(word).name if word == sys.executable else word for word in command)
-            print(f"== {name}: {shown[:120]}", flush=True)
-            started = time.monotonic()
-            code = subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode
-            print(
-                f"== {name}: {'passed' if code == 0 else f'FAILED ({code})'} in {time.monotonic() - started:.0f} s",
-                flush=True,
-            )
-            if code:
-                failed.append(f"{name}: {shown[:120]}")
+    lanes = _lanes(names)
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        running = [pool.submit(_run_lane, lane, shown_at_once=lane is lanes[0]) for lane in lanes]
+        failed = [line for lane in running for line in lane.result()]
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
     return FAILED if failed else DONE
