@@ -93,15 +93,16 @@ class ActionModule(ActionBase):
         _, args = self.validate_argument_spec(argument_spec=SPEC)
         self._hidden: list[str] = []
         try:
+            unread = keys.Collection(ROOT).unknown(n for n in task_vars or {} if n.startswith("swr_push_"))
+            if unread:
+                raise keys.InputError("; ".join(unread))
             result.update(self._push(args, Path((task_vars or {}).get("playbook_dir") or ".")))
         except (registry.SecretsError, keys.InputError) as error:
             result.update(failed=True, exit_code=2, msg=str(error))
         except engine.UnreachableError as error:
             result.update(failed=True, exit_code=3, msg=str(error))
         except (engine.EngineError, push.PushError, registry.RegistryError, swr.SwrError) as error:
-            result.update(
-                failed=True, exit_code=1, msg=self._clean(f"nothing was tagged wrongly, but the push failed: {error}")
-            )
+            result.update(failed=True, exit_code=1, msg=self._clean(str(error)))
         return result
 
     def _push(self, args: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Layers:
         elif status == "Pushing":
             detail = line.get("progressDetail") or {}
             now = self._clock()
-            if "current" in detail and now - self._said.get(layer, 0) >= SAID_EVERY:
+            if "current" in detail and now - self._said.get(layer, float("-inf")) >= SAID_EVERY:
                 self._said[layer] = now
                 total = f" of {detail['total'] / 1e6:.1f}" if detail.get("total") else ""
                 self._say(f"{self._name}: layer {layer} {detail['current'] / 1e6:.1f}{total} MB")

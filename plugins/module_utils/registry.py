@@ -47,6 +47,12 @@ class LoginError(RegistryError):
     transient = False
 
 
+class ManifestError(RegistryError):
+    """The registry contradicts itself about a manifest."""
+
+    transient = False
+
+
 class CertificateError(RegistryError):
     """Who answers cannot prove to be the registry."""
 
@@ -163,14 +169,18 @@ class Registry:
         digest = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
         said = answer.headers.get("Docker-Content-Digest", digest)
         if said != digest:
-            raise RegistryError(f"{where}: the manifest has digest {digest}, but the registry says {said}")
+            raise ManifestError(f"{where}: the manifest has digest {digest}, but the registry says {said}")
         try:
             body = json.loads(answer.content)
-            media_type = str(body.get("mediaType") or answer.headers.get("Content-Type", "")).partition(";")[0]
+            media_type = answer.headers.get("Content-Type", "").partition(";")[0]
+            itself = str(body.get("mediaType") or media_type)
             config = str((body.get("config") or {}).get("digest", ""))
-            return Manifest(digest, media_type, config, tuple(body.get("layers") or ()))
+            layers = tuple(body.get("layers") or ())
         except (ValueError, AttributeError, TypeError) as error:
             raise RegistryError(f"{where}: the manifest is not what a registry holds: {error}") from error
+        if itself != media_type:
+            raise ManifestError(f"{where}: the registry says the manifest is {media_type}, the manifest says {itself}")
+        return Manifest(digest, media_type, config, layers)
 
     def tags(self, repository: str) -> list[str]:
         """All tags of a repository; none where there is no such repository."""

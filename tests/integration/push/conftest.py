@@ -109,7 +109,7 @@ class Pushed:
 
 def command(registry: Site, image: str, *options: str, to: str) -> list[str]:
     """The command line of a push to this registry."""
-    extra = {"swr_push_ca_bundle": registry.bundle, "image_engine_url": URL}
+    extra = {"swr_push_ca_bundle": registry.bundle, "build_host_engine_url": URL}
     line = [sys.executable, "runner.py", "push", image, "--to", f"{registry.host}/{to}", "-e", json.dumps(extra)]
     return [*line, *options]
 
