@@ -231,14 +231,6 @@ def test_another_run_s_container_is_left_alone(workshop: Workshop) -> None:
     assert alive in workshop.containers()
 
 
-def test_a_base_without_python_is_refused(workshop: Workshop) -> None:
-    base = {"base_image_source": "bootstrap", "base_image_flavour": "debian", "base_image_python": False}
-    done = workshop.build(two_roles(workshop), base=base)
-    assert done.returncode != 0
-    assert "no usable /usr/bin/python3" in done.stdout
-    assert workshop.containers() == []
-
-
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
