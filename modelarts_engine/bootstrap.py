@@ -88,10 +88,11 @@ def _alone() -> Iterator[None]:
 def _install(locks: list[Path], *, keep: bool) -> None:
     started = time.monotonic()
     print(f"setting up {VENV.name} from {', '.join(lock.name for lock in locks)} (once)", file=sys.stderr, flush=True)
+    # What is complete stays so while more is added to it.
     if not keep:
+        MARKER.unlink(missing_ok=True)
         shutil.rmtree(VENV, ignore_errors=True)
         _make_venv()
-    MARKER.unlink(missing_ok=True)
     pip = [
         str(VENV / "bin" / "python"),
         "-m",
