@@ -34,8 +34,12 @@ mkdir -p $home/lists/partial $home/cache/archives/partial $home/root
 apt-get $apt -o Acquire::Languages=none update
 minor=$(apt-cache $apt pkgnames python3. | sed -n 's/^python3\\.\\([0-9]*\\)$/\\1/p' | sort -n |
   while read -r n; do [ "$n" -lt {OLDEST} ] || [ "$n" -gt {NEWEST} ] || echo "$n"; done | tail -n 1)
-[ -n "$minor" ] || {{ echo "the base's package sources have no Python from 3.{OLDEST} to 3.{NEWEST}" >&2; exit 4; }}
-apt-get $apt -y --no-install-recommends --download-only install "python3.$minor"
+none() {{ echo "they have no Python from 3.{OLDEST} to 3.{NEWEST}" >&2; exit 4; }}
+[ -n "$minor" ] || none
+# Again, where the package system has them and they do not work.
+apt-get $apt -y --no-install-recommends --download-only --reinstall install \
+  "python3.$minor" "python3.$minor-minimal" "libpython3.$minor-minimal" "libpython3.$minor-stdlib"
+ls $home/cache/archives/python3.*.deb >/dev/null 2>&1 || none
 for package in $home/cache/archives/*.deb; do dpkg-deb -x "$package" $home/root; done
 rm -rf $home/lists $home/cache
 loader=$(ls /lib64/ld-linux-*.so.* /lib/ld-linux-*.so.* 2>/dev/null | head -n 1)

@@ -145,7 +145,7 @@ def test_a_python_that_is_of_no_use_is_left_alone(client: docker.DockerClient, b
     [
         (f"{OLD}; rm /usr/bin/apt-get", {}, "no apt to borrow one with; take a base of Debian or Ubuntu, or one that has Python"),
         (OLD, {"http_proxy": "http://127.0.0.1:9"}, "none could be borrowed from its own package sources"),
-        (f"{OLD}; rm -r /etc/apt/sources.list*", {}, "package sources have no Python from 3.8 to 3.13"),
+        (f"{OLD}; rm -r /etc/apt/sources.list*", {}, "they have no Python from 3.8 to 3.13"),
     ],
     indirect=["base"],
     ids=["no apt", "no network", "no sources"],
