@@ -12,6 +12,8 @@ STEPS = {"base_image": ("base", "made"), "model_package": ("model", "packed")}
 
 # How the lines of tasks begin that say how far they are.
 SAID = re.compile(r"(?:push [\w.-]+|look-up): ")
+# A compiler's own count, `[12/340]` or `[ 12%]`.
+COMPILED = re.compile(r"\[\s*(?:(\d+)/(\d+)|(\d{1,3})%)\]")
 
 
 def size(count: int) -> str:
@@ -35,6 +37,7 @@ class Progress:
         self._drawn = 0.0
         self._role = ""
         self._changed = False
+        self._tenth = -1
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
         """One event of ansible-runner, with its data."""
@@ -51,7 +54,16 @@ class Progress:
 
     def said(self, text: str) -> None:
         """A line that a long task says while it runs."""
-        if SAID.match(text):
+        if count := COMPILED.match(text):
+            done, of, percent = count.groups()
+            tenth = int(percent) // 10 if percent else 10 * int(done) // max(int(of), 1)
+            # Elsewhere than on a terminal a line for each tenth is enough.
+            if self._terminal:
+                self._draw(text)
+            elif tenth != self._tenth:
+                self._print(f"{self.name:<10} {text}")
+            self._tenth = tenth
+        elif SAID.match(text):
             self._draw(text) if self._terminal else self._print(f"{self.name:<10} {text}")
 
     def _result(self, action: str, result: dict[str, Any]) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from ansible_collections.modelarts.engine.plugins.module_utils import buildlog
+
+from modelarts_engine.progress import Progress
 
 NINJA = "[1/9] Building CXX a.o\n[2/9] Building CXX b.o\nwarning: x\n"
 MAKE = "-- Configuring done\n[ 50%] Building CXX object a.o\n[100%] Linking CXX shared library\n"
@@ -49,3 +53,16 @@ def test_a_refusal_stands_alone() -> None:
 def test_flags_are_no_errors() -> None:
     log = "c++ -Werror -c a.cc\nc++ -Wno-error b.cc\na.cc:1: error: real\n"
     assert buildlog.explain(log) == "a.cc:1: error: real"
+
+
+def test_the_runner_shows_a_line_for_each_tenth_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    shown = Progress("triton", stream)
+    for number in range(1, 31):
+        shown.said(f"[{number}/30] Building CXX {number}.o")
+    shown.said("[100%] Built target")
+    shown.said("TASK [something else]")
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["triton     [1/30] Building CXX 1.o", "triton     [3/30] Building CXX 3.o"]
+    assert lines[-1] == "triton     [30/30] Building CXX 30.o"
+    assert len(lines) == 11
