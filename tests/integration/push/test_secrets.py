@@ -125,8 +125,8 @@ def test_planted_credentials_are_nowhere(
     name = image(2 * MB)
     registry.proxy.faults.rate = MB
     if fate == "fails":
-        registry.proxy.faults.errors = 10**6
-    extra = {"swr_push_region": REGION, "swr_push_api_url": f"https://{swr.host}", "swr_push_attempts": 2}
+        registry.proxy.faults.denied = True
+    extra = {"swr_push_region": REGION, "swr_push_api_url": f"https://{swr.host}"}
     options = ["--tag", "1", "-e", json.dumps(extra), "--output", str(tmp_path / "result.json")]
     options += ["--create"] if kind != "password" else []
     started = time.time() - 1
