@@ -79,6 +79,8 @@ PARTS: dict[str, Callable[[], list[list[str]]]] = {
     "soak": soak,
 }
 ON_REQUEST = ("soak",)
+# Commands of the system that a part needs, each in a package of its name.
+COMMANDS = {"lint": ["shellcheck"], "integration": ["docker-registry"], "molecule": ["docker-registry"]}
 NEEDS_ENGINE = ("integration", "molecule", "soak")
 
 
@@ -156,9 +158,10 @@ def run_all(only: Iterable[str] | None) -> int:
     :returns: the exit code.
     """
     names = [name for name in PARTS if (name in only if only else name not in ON_REQUEST)]
-    if "lint" in names and (wrong := _install("shellcheck", "shellcheck")):
-        print(f"error: {wrong}", file=sys.stderr)
-        return NOT_FIT
+    for command in sorted({command for name in names for command in COMMANDS.get(name, ())}):
+        if wrong := _install(command, command):
+            print(f"error: {wrong}", file=sys.stderr)
+            return NOT_FIT
     if any(name in NEEDS_ENGINE for name in names):
         outcome = run("doctor.yml", inventory=None, extra={}, progress=Progress("host"))
         if outcome.code != DONE:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from modelarts_engine import bootstrap
 
 
