@@ -1,5 +1,6 @@
 """The environment that the runner makes for itself."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ def test_two_runners_at_once_set_it_up_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(bootstrap, "MARKER", tmp_path / ".venv/complete")
     monkeypatch.setattr(bootstrap, "LOCK", tmp_path / ".cache/venv.lock")
     for name in ("execv", "execve"):
-        monkeypatch.setattr(bootstrap.os, name, lambda *_: None)
+        monkeypatch.setattr(os, name, lambda *_: None)
     for name in ("requirements.txt", "requirements-dev.txt"):
         (tmp_path / name).write_text(name)
     at_it: list[str] = []

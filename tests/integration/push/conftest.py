@@ -96,7 +96,8 @@ def image(client: docker.DockerClient) -> Iterator[Callable[..., str]]:
 
     yield make
     for name in reversed(made):
-        client.api.remove_image(name, force=True)
+        for tag in client.images.get(name).tags:  # a killed push leaves the name it had given
+            client.api.remove_image(tag, force=True)
 
 
 class Pushed:
