@@ -34,7 +34,7 @@ def lock_files(arguments: list[str]) -> list[Path]:
 
 def _identity(locks: list[Path]) -> str:
     """What an environment is made of, and where: its scripts hold its path, so a copied or moved one is made anew."""
-    where = f"{sys.version_info[0]}.{sys.version_info[1]}:{hashlib.sha256(str(VENV).encode()).hexdigest()}"
+    where = f"path:{hashlib.sha256(str(VENV.resolve()).encode()).hexdigest()}"
     return " ".join([where, *(f"{lock.name}:{hashlib.sha256(lock.read_bytes()).hexdigest()}" for lock in locks)])
 
 
