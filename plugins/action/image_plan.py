@@ -77,6 +77,10 @@ class ActionModule(ActionBase):
         self._check_stages(stages, str(args.get("rebuild") or ""))
         self._check_names()
         settings = self._settings()
+        if not args["base"]:
+            raise keys.InputError(
+                f"image_bases: the inventory gives no base for {self._vars.get('image_base')}; see inventories/local/group_vars/all.yml"
+            )
         # What the command line and the recipe say reaches a role as it is written, whatever the spec makes of it: it outranks a host's variables.
         self._as_written = {**self._task._parent._play.get_vars(), **load_extra_vars(self._loader)}
         host_roles = (
