@@ -196,7 +196,7 @@ def engine() -> docker.DockerClient:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model folder, as the role writes it with its defaults."""
     top = tmp_path_factory.mktemp("package")
-    for folder in (top, *top.parents[:3]):
+    for folder in (top, *top.parents[:2]):
         folder.chmod(
             folder.stat().st_mode | 0o055
         )  # pytest's folders are for their owner only, the platform's user is another

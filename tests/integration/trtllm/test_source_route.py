@@ -187,8 +187,8 @@ def package(builds: Builds, image: str, tmp_path_factory: pytest.TempPathFactory
     top = tmp_path_factory.mktemp("package")
     model = top / "model"
     (model / "llama_7b").mkdir(parents=True)
-    for folder in (top, *top.parents[:3]):
-        folder.chmod(0o755)
+    for folder in (top, *top.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o055)  # pytest's folders are for their owner only
     (model / "llama_7b/config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32})
     )
