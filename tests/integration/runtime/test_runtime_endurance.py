@@ -24,7 +24,7 @@ def test_load_goes_on_through_reloads_and_renewals(launch: Launch, pytestconfig:
     print(f"{load.counts} in {time.monotonic() - began:.0f} s, {reloads} reloads, {renewals} renewals")
     assert load.failures == []
     assert min(load.counts.values()) > seconds / 2
-    assert reloads >= seconds // interval
+    assert reloads >= seconds // 20
     assert renewals >= 1
 
 
