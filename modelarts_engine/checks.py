@@ -109,18 +109,21 @@ def _install(command: str, package: str) -> str:
 
 
 # Most of what needs the engine is waiting. Side by side these take two thirds of the time they take in a row.
-SLOWEST = ("tests/integration/runtime", "tests/integration/test_verify_red.py", "tests/integration/engines")
+BESIDE = tuple(
+    f"tests/integration/{name}"
+    for name in ("runtime", "test_verify_red.py", "engines", "stages", "trtllm", "trtllm_model")
+)
 
 
 def _lanes(names: list[str]) -> list[list[tuple[str, list[str]]]]:
-    """What runs side by side: in a full run the slowest suites beside all others, else everything in a row."""
+    """What runs side by side: in a full run about half of the suites beside all others, else everything in a row."""
     if not {"integration", "molecule"} <= set(names):
         return [[(name, command) for name in names for command in PARTS[name]()]]
     before = [name for name in names if name not in ("integration", "molecule")]
-    others = _integration("tests/integration", *[f"--ignore={path}" for path in SLOWEST])
+    others = _integration("tests/integration", *[f"--ignore={path}" for path in BESIDE])
     return [
         [(name, command) for name in before for command in PARTS[name]()]
-        + [("integration", command) for command in _integration(*SLOWEST)],
+        + [("integration", command) for command in _integration(*BESIDE)],
         [("integration", command) for command in others] + [("molecule", command) for command in molecule()],
     ]
 
