@@ -49,6 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not config.getoption("--image"):
         raise pytest.UsageError("say which image: pytest verify --image IMAGE")
+    for option in ("--model", "--request"):
+        given = config.getoption(option)
+        if given and not given.exists():
+            raise pytest.UsageError(f"{option}: there is no {given}")
 
 
 def _rehearsal() -> ModuleType:
