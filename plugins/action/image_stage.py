@@ -74,6 +74,8 @@ class ActionModule(ActionBase):
                         **stage,
                         "parent": parent,
                         "container": engine.container_name(plan["image"], stage["name"]),
+                        # What is to be built again is not taken from anywhere.
+                        "again": stage["name"] in names[usable:],
                         "giver": engine.container_name(plan["image"], f"{stage['name']}-takes"),
                         "args": {role: plan["args"][role] for role in stage["roles"]},
                     }
@@ -118,9 +120,12 @@ class ActionModule(ActionBase):
     def _started(self, client: Any, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         stage = args["stage"]
         cache = Cache.of(args["build"])
-        claimed = claims.take(self._claim(stage["key"], args), lambda: self._there(client, cache, stage["key"]))
+
+        def there() -> bool:
+            return not stage["again"] and self._there(client, cache, stage["key"])
+
         # Between the look-up and the claim another run may have finished it.
-        if not claimed or self._there(client, cache, stage["key"]):
+        if not claims.take(self._claim(stage["key"], args), there) or there():
             return {"changed": False, "stage": stage["name"], "cached": [stage["name"]], "problems": cache.problems}
         engine.start(
             client,

@@ -201,7 +201,7 @@ def test_bad_input_is_refused_once_and_leaves_nothing(
 def test_killed_bootstrap_tags_nothing_and_the_next_one_cleans_up(engine: docker.DockerClient, tmp_path: Path) -> None:
     name = f"modelarts-engine/test-killed:{uuid.uuid4().hex}"
     told = {"ENGINE": URL, "IMAGE": name, "SUITE": "bookworm", "SOURCES": "", "FLAVOUR": "debian", "PYTHON": ""}
-    told |= {"PACKAGES": "", "IMAGE_PATH": "/usr/bin:/bin", "FILES": "", "WHEELS": "", "CA": ""}
+    told |= {"PACKAGES": "", "IMAGE_PATH": "/usr/bin:/bin", "FILES": "", "WHEELS": "", "SOURCE": "", "CA": ""}
     before = set(Path("/var/tmp").glob("modelarts-base.*"))
     killed = subprocess.Popen([SCRIPT], env={**os.environ, **told}, start_new_session=True, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60

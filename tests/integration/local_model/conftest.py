@@ -224,7 +224,7 @@ def image(engine: docker.DockerClient, model: Path) -> str:
             config = {"User": "1000:100", "Cmd": ["/opt/modelarts-engine/bin/start"]}
             engine.containers.get(host).commit(REPOSITORY, key, conf=config)
         finally:
-            for container in engine.containers.list(all=True, filters={"name": host}):
+            for container in engine.containers.list(all=True, ignore_removed=True, filters={"name": host}):
                 container.remove(force=True, v=True)
     return name
 

@@ -208,7 +208,7 @@ def images(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
             )
     finally:
         for name in hosts:
-            for container in engine.containers.list(all=True, filters={"name": name}):
+            for container in engine.containers.list(all=True, ignore_removed=True, filters={"name": name}):
                 container.remove(force=True, v=True)
     return names
 

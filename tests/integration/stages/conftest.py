@@ -133,7 +133,7 @@ class Workshop:
         """Names of this image's build containers, running or not."""
         return [
             each.name
-            for each in self.client.containers.list(all=True)
+            for each in self.client.containers.list(all=True, ignore_removed=True)
             if each.name.startswith(f"{engine.CONTAINER}.{self.image}.")
         ]
 

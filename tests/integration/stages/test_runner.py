@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -119,7 +120,11 @@ def test_what_a_killed_runner_leaves_in_memory_goes_with_the_next(workshop: Work
     others = private_dirs()
     running = hanging(workshop)
     (left,) = private_dirs() - others
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
     running.kill()
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
     running.communicate(timeout=60)
     assert left.is_dir()
     os.utime(left, (0, 0))
