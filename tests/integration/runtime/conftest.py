@@ -19,6 +19,8 @@ from typing import Any
 import docker
 import pytest
 
+from tests.bases import base_name
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 SOURCES = [
@@ -184,7 +186,6 @@ def images(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
     if set(names.values()) <= have:
         return names
     os.environ["RUNTIME_TMP"] = str(tmp_path_factory.mktemp("play"))
-    base = hashlib.sha256(b"".join(path.read_bytes() for path in files if "base_image" in path.parts)).hexdigest()[:12]
     hosts = {
         f"runtime-{key}-{kind}": {
             "ansible_connection": "community.docker.docker_api",
@@ -198,7 +199,7 @@ def images(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
             HERE / "converge.yml",
             {"runtime": {"hosts": hosts}},
             "-e",
-            f"runtime_base=modelarts-engine/runtime-base:{base}",
+            f"runtime_base={base_name('debian')}",
         )
         for kind in names:
             engine.containers.get(f"runtime-{key}-{kind}").commit(
