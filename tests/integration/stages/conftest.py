@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,27 @@ class Workshop:
             for each in self.client.containers.list(all=True, ignore_removed=True)
             if each.name.startswith(f"{engine.CONTAINER}.{self.image}.")
         ]
+
+    @contextmanager
+    def volumes(self) -> Iterator[set[str]]:
+        """Gives a set that afterwards names the volumes this image's build containers had in between; other builds have theirs."""
+        names: set[str] = set()
+        since = time.time()
+        yield names
+        events = list(
+            self.client.events(since=since, until=time.time(), filters={"type": ["container", "volume"]}, decode=True)
+        )
+        mine = {
+            each["Actor"]["ID"]
+            for each in events
+            if each["Type"] == "container"
+            and each["Actor"]["Attributes"]["name"].startswith(f"{engine.CONTAINER}.{self.image}.")
+        }
+        names.update(
+            each["Actor"]["ID"]
+            for each in events
+            if each["Type"] == "volume" and each["Actor"]["Attributes"].get("container") in mine
+        )
 
     def result(self) -> dict[str, Any]:
         """The finished image as the engine describes it."""

@@ -178,16 +178,17 @@ def test_a_stage_that_goes_wrong_commits_nothing(workshop: Workshop, task: dict[
         if not said
         else [{"name": "Go wrong", **task}],
     )
-    volumes = {v["Name"] for v in workshop.client.api.volumes()["Volumes"] or []}
     before = workshop.stages()
-    done = workshop.build(stages)
+    with workshop.volumes() as used:
+        done = workshop.build(stages)
     assert done.returncode != 0
     assert said in done.stdout
     assert len(workshop.stages() - before) == 1, "the good first stage is kept, the bad second has no tag"
     assert workshop.client.images.list(name=f"{engine.REPOSITORY}/{workshop.image}") == []
     if said:
         assert workshop.containers() == []
-        assert {v["Name"] for v in workshop.client.api.volumes()["Volumes"] or []} <= volumes
+        assert used, "each build container has a volume of its own"
+        assert used.isdisjoint(each.name for each in workshop.client.volumes.list())
 
 
 def test_kill_9_leaves_nothing_that_the_next_build_trusts(workshop: Workshop) -> None:
