@@ -32,16 +32,15 @@ from bench import report  # noqa: E402
 from modelarts_engine.engine_client import DEFAULT_URL, engine, find_image, serving  # noqa: E402
 
 OUT = HERE.parent / "build/bench"
-PORTS = {"direct": 8000, "ours": 8080, "plain": 8443, "ours, no TLS": 8081}
-TLS = ("ours", "plain")
+PORTS = {"direct": 8000, "ours": 8080, "plain": 8443, "bare": 8444, "ours, no TLS": 8081}
+TLS = ("ours", "plain", "bare")
 SIZES = {"tiny": 1, "4 MB": 4 << 20}
 TICK = os.sysconf("SC_CLK_TCK")
 CHUNKS = 20
 TINY = '{"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","data":[7]}]}'
-PROXY = """printf %s "$CONF" >/tmp/nginx.conf
-cd /home/ma-user && mkdir -p .serving/nginx && (cd .serving/nginx && mkdir -p body proxy fastcgi uwsgi scgi conf)
-openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=plain -keyout /tmp/tls.key -out /tmp/tls.crt 2>/dev/null
-exec nginx -e stderr -c /tmp/nginx.conf -g "daemon off;"
+PROXY = """printf %s "$CONF" >/tmp/$NAME.conf
+[ -e /tmp/tls.crt ] || openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=plain -keyout /tmp/tls.key -out /tmp/tls.crt 2>/dev/null
+exec nginx -e stderr -c /tmp/$NAME.conf -g "daemon off; pid /tmp/$NAME.pid;" >/proc/1/fd/1 2>/proc/1/fd/2
 """
 libc = ctypes.CDLL(None, use_errno=True)
 Result = dict[str, Any]
@@ -59,6 +58,11 @@ def inside(pid: int) -> Iterator[None]:
             libc.setns(own.fileno(), 0)
 
 
+def part_of(variant: str) -> str:
+    """The name under which `processes` finds a variant's proxy."""
+    return "proxy" if variant == "ours" else re.sub(r"\W+", "_", variant)
+
+
 def first_pid(container: Any) -> int:
     container.reload()
     if not (pid := container.attrs["State"]["Pid"]):
@@ -67,10 +71,17 @@ def first_pid(container: Any) -> int:
 
 
 def processes(container: Any) -> dict[str, list[int]]:
-    """Process ids, as this host counts, by part: proxy, engine, rest."""
+    """Process ids, as this host counts, by part: the image's proxy, another proxy by its name, engine, rest."""
     found: dict[str, list[int]] = {"proxy": [], "engine": [], "rest": []}
-    for pid, name in container.top(ps_args="-eo pid,comm")["Processes"]:
-        found["proxy" if name == "nginx" else "engine" if name.startswith("triton") else "rest"].append(int(pid))
+    masters: dict[int, str] = {}
+    for line in container.top(ps_args="-eo pid,ppid,args")["Processes"]:
+        pid, parent, command = int(line[0]), int(line[1]), line[2]
+        if command.startswith("nginx: master"):
+            other = re.search(r" -c /tmp/(\w+)\.conf", command)
+            masters[pid] = other[1] if other else "proxy"
+        part = masters.get(pid) or masters.get(parent)
+        engine_ = re.match(r"\S*triton", command)
+        found.setdefault(part or ("engine" if engine_ else "rest"), []).append(pid)
     return found
 
 
@@ -201,36 +212,36 @@ class Bench:
                 self.add("start", "/health", health.result())
 
     def serves(self, rounds: int, duration: int) -> None:
-        """Everything about a running container and the two other proxies in its network."""
+        """Everything about a running container. The other proxies run in it, too, so that no one has a share of the processors of its own."""
         with contextlib.ExitStack() as stack:
             container, pid = self.start(stack)
             serving.Service(container).wait(60)
-            parts = processes(container)
-            ours = re.sub(r"(?m)^ *ssl_.*\n", "", container.exec_run(["cat", "/etc/nginx/nginx.conf"]).output.decode())
-            ours = f"worker_processes {len(parts['proxy']) - 1};\n" + ours.replace("listen 8080 ssl", "listen 8081")
-            served = {"direct": container, "ours": container}
-            for variant, conf in {"plain": (HERE / "plain.conf").read_text(), "ours, no TLS": ours}.items():
-                more = {
-                    "command": ["sh", "-c", PROXY],
-                    "environment": {"CONF": conf},
-                    "healthcheck": {"test": ["NONE"]},
-                }
-                network = f"container:{container.id}"
-                served[variant], first = self.start(stack, network_mode=network, ports={}, **more)
+            workers = len(processes(container)["proxy"]) - 1
+            ours = container.exec_run(["cat", "/etc/nginx/nginx.conf"]).output.decode()
+            ours = re.sub(r"(?m)^ *(ssl_|pid ).*\n", "", ours).replace("listen 8080 ssl", "listen 8081")
+            others = {
+                "plain": (HERE / "plain.conf").read_text(),
+                "bare": f"worker_processes {workers};\n" + (HERE / "bare.conf").read_text(),
+                "ours, no TLS": f"worker_processes {workers};\n" + ours,
+            }
+            for variant, conf in others.items():
+                environment = {"CONF": conf, "NAME": part_of(variant)}
+                container.exec_run(["sh", "-c", PROXY], environment=environment, detach=True)
                 with inside(pid):
-                    until(first, variant)
-            cpu: dict[str, dict[str, list[int]]] = {}
-            dockerd = [
+                    until(pid, variant)
+            parts = processes(container)
+            # The access log's readers are no part of the image, but on this machine: the container engine, and the first process's parent.
+            readers = [
                 int(each.parent.name) for each in Path("/proc").glob("[0-9]*/comm") if each.read_text() == "dockerd\n"
             ]
-            for variant, each in served.items():
-                own = [] if variant == "direct" else processes(each)["proxy"]
-                # The access log's readers are no part of the image, but on this machine: the engine, and the first process's parent.
-                cpu[variant] = {
-                    "proxy": own,
+            cpu = {
+                variant: {
+                    "proxy": parts.get(part_of(variant), []),
                     "engine": parts["engine"],
-                    "log": [*dockerd, int(stat(first_pid(each))[1])],
+                    "log": [*readers, int(stat(pid)[1])],
                 }
+                for variant in PORTS
+            }
             with inside(pid):
                 for _ in range(rounds):
                     for (name, size), connections in itertools.product(SIZES.items(), (1, 16, 64)):
@@ -241,7 +252,7 @@ class Bench:
                         self.add("stream", variant, stream(variant, 20))
                     for variant in TLS:
                         self.add("handshakes", variant, handshakes(variant, 1))
-            self.found["memory"] = {part: memory(pids) for part, pids in processes(container).items()}
+            self.found["memory"] = {part: memory(parts[part]) for part in ("proxy", "engine", "rest")}
 
 
 def main() -> int:
