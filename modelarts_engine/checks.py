@@ -94,14 +94,14 @@ def _environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _install(command: str, package: str) -> str:
-    """Brings a command from the system's package sources where that is allowed; returns what is wrong, or nothing."""
+def _install(command: str) -> str:
+    """Brings a command in the package of its name where that is allowed; returns what is wrong, or nothing."""
     if shutil.which(command):
         return ""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        return f"{command} is missing; install the package {package}"
+        return f"{command} is missing; install the package of that name"
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", package]):
+    for step in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", command]):
         done = subprocess.run(["apt-get", *step], env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             return f"{command} is missing and apt-get {step[0]} failed: {done.stderr.strip()[-300:]}"
@@ -162,7 +162,7 @@ def run_all(only: Iterable[str] | None) -> int:
     """
     names = [name for name in PARTS if (name in only if only else name not in ON_REQUEST)]
     for command in sorted({command for name in names for command in COMMANDS.get(name, ())}):
-        if wrong := _install(command, command):
+        if wrong := _install(command):
             print(f"error: {wrong}", file=sys.stderr)
             return NOT_FIT
     if any(name in NEEDS_ENGINE for name in names):
