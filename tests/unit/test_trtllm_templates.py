@@ -100,6 +100,15 @@ def test_every_place_is_filled_from_defaults_values_and_the_package(templates: M
     assert "count: 1 " in filled["tensorrt_llm_bls"]
 
 
+@pytest.mark.parametrize("key", ["multimodal_model_path", "hf_model_path"])  # of v0.19.0 and later
+def test_what_only_models_with_pictures_need_is_left_empty(templates: ModuleType, folder: Path, key: str) -> None:
+    add(folder, f'parameters: {{ key: "{key}" value: {{ string_value: "${{{key}}}" }} }}')
+    assert f'"{key}" value: {{ string_value: "" }}' in templates.fill(folder, {}, FIXED)["tensorrt_llm"]
+    if key == "multimodal_model_path":
+        said = refused(templates, folder, {"visual_model_path": "/vision"})
+        assert "there it is called multimodal_model_path" in said
+
+
 @pytest.mark.parametrize("value", ["s3://bucket/a:b,c", 'C:\\engines "new"', "/ein/Größe"])
 def test_a_value_may_hold_what_upstreams_filler_splits_at(templates: ModuleType, folder: Path, value: str) -> None:
     text = templates.fill(folder, {}, {**FIXED, "engine_dir": value})["tensorrt_llm"]

@@ -60,6 +60,7 @@ KEYS: dict[str, tuple[Any, Any]] = {
     "gpu_device_ids": ("text", UNSET),
     "gpu_weights_percent": ("fraction", UNSET),
     "guided_decoding_backend": ("text", UNSET),
+    "hf_model_path": ("text", UNSET),
     "iter_stats_max_iterations": ("count", UNSET),
     "kv_cache_free_gpu_mem_fraction": ("fraction", 0.5),
     "kv_cache_host_memory_bytes": ("count", UNSET),
@@ -83,6 +84,7 @@ KEYS: dict[str, tuple[Any, Any]] = {
     "medusa_choices": ("text", UNSET),
     "multi_block_mode": ("bool", UNSET),
     "multimodal_encoders_name": ("text", UNSET),
+    "multimodal_model_path": ("text", UNSET),
     "normalize_log_probs": ("bool", UNSET),
     "num_nodes": ("positive", UNSET),
     "participant_ids": ("text", UNSET),
@@ -104,7 +106,7 @@ KEYS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 # One thing under the names it has had.
-NAMES = [("max_kv_cache_length", "max_attention_window_size")]
+NAMES = [("max_kv_cache_length", "max_attention_window_size"), ("visual_model_path", "multimodal_model_path")]
 
 
 class TemplateError(Exception):
