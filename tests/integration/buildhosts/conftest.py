@@ -12,8 +12,6 @@ from typing import Any
 import docker
 import pytest
 
-from tests.bases import base_name
-
 ROOT = Path(__file__).resolve().parents[3]
 URL = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
 
@@ -53,18 +51,3 @@ def apply(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
 @pytest.fixture(scope="session")
 def engine() -> docker.DockerClient:
     return docker.DockerClient(base_url=URL)
-
-
-@pytest.fixture(scope="session")
-def base(apply: Callable[..., Run]) -> Callable[[str], str]:
-    """base(flavour): name of a bootstrapped image of it."""
-
-    def make(flavour: str) -> str:
-        name = base_name(flavour)
-        bundle = "/etc/ssl/certs/ca-certificates.crt"
-        arguments = {"base_image_name": name, "base_image_flavour": flavour, "base_image_engine_url": URL}
-        run = apply("base_image", arguments | {"base_image_ca_bundle": bundle if Path(bundle).exists() else ""})
-        assert run.code == 0, run.text
-        return name
-
-    return make

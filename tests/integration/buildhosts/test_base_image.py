@@ -14,6 +14,8 @@ from typing import Any
 import docker
 import pytest
 
+from tests.bases import make_base
+
 from .conftest import ROOT, URL, Run
 
 SCRIPT = ROOT / "roles/base_image/files/bootstrap.sh"
@@ -34,8 +36,8 @@ instance_group [{kind: KIND_CPU}]
 
 
 @pytest.fixture(scope="module")
-def triton(base: Callable[[str], str]) -> str:
-    return base("triton")
+def triton() -> str:
+    return make_base("triton")
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +153,11 @@ def eventually(container: Any, request: dict[str, Any], seconds: float = 30) -> 
             time.sleep(0.1)
 
 
-def test_later_stages_can_install_from_its_sources(engine: docker.DockerClient, base: Callable[[str], str]) -> None:
+def test_later_stages_can_install_from_its_sources(engine: docker.DockerClient) -> None:
     script = (
         "apt-get -qq update && apt-get -qq install -y --no-install-recommends libgomp1 && ls /usr/share/doc/libgomp1"
     )
-    output = engine.containers.run(base("debian"), ["sh", "-c", script], remove=True)
+    output = engine.containers.run(make_base("debian"), ["sh", "-c", script], remove=True)
     assert output.decode().split()[-1] == "copyright"
 
 

@@ -2,37 +2,32 @@
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import docker
 import pytest
 
+from tests.bases import make_base
+from tests.fixtures import nested
+
 from .conftest import URL, Run
 
-# A container that may run an engine of its own, in its own network; it has no init system.
-MAY_RUN_CONTAINERS = ["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"]
 HERE = {"build_host_engine_url": URL}
 
 
 @pytest.fixture
-def bare(engine: docker.DockerClient, base: Callable[[str], str]) -> Iterator[Callable[[list[str]], Any]]:
+def bare(engine: docker.DockerClient) -> Iterator[Callable[..., Any]]:
     """bare(capabilities): a container of Debian and Python."""
     containers = []
 
-    def start(capabilities: list[str]) -> Any:
+    def start(capabilities: Iterable[str] = nested.MAY_RUN_CONTAINERS) -> Any:
         containers.append(
             engine.containers.run(
-                base("debian"),
+                make_base("debian"),
                 ["sleep", "infinity"],
                 name=f"modelarts-engine-bare-{uuid.uuid4().hex[:8]}",
-                detach=True,
-                init=True,
-                cap_add=capabilities,
-                security_opt=["seccomp=unconfined", "apparmor=unconfined"],
-                device_cgroup_rules=["a *:* rwm"],
-                volumes={"/sys/fs/cgroup": {"bind": "/sys/fs/cgroup", "mode": "rw"}},
-                mounts=[docker.types.Mount("/var/lib/docker", None, type="volume")],
+                **nested.options(capabilities),
             )
         )
         return containers[-1]
@@ -73,10 +68,8 @@ def test_bad_arguments_are_named(apply: Callable[..., Run], arguments: dict[str,
     assert word in run.text
 
 
-def test_bare_host_gets_a_running_engine_and_keeps_it(
-    apply: Callable[..., Run], bare: Callable[[list[str]], Any]
-) -> None:
-    host = bare(MAY_RUN_CONTAINERS)
+def test_bare_host_gets_a_running_engine_and_keeps_it(apply: Callable[..., Run], bare: Callable[..., Any]) -> None:
+    host = bare()
     assert "engine: Install it" in apply("build_host", {}, host.name).text
     allowed = {"build_host_install_engine": True, "build_host_bootstrap": True}
     assert apply("build_host", allowed, host.name, "--check").code == 0
@@ -96,7 +89,7 @@ def test_bare_host_gets_a_running_engine_and_keeps_it(
 
 
 def test_engine_that_cannot_start_is_reported_with_its_own_words(
-    apply: Callable[..., Run], bare: Callable[[list[str]], Any]
+    apply: Callable[..., Run], bare: Callable[..., Any]
 ) -> None:
     host = bare([])
     run = apply("build_host", {"build_host_install_engine": True}, host.name)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import docker
 import pytest
 from ansible_collections.modelarts.engine.plugins.module_utils import engine, interpreter
 
-from tests.bases import base_name
+from tests.bases import make_base
 
-from .conftest import ENGINE_URL, ROOT, Workshop
+from .conftest import Workshop
 
 MODULES = [
     {
@@ -80,25 +77,9 @@ def test_a_stage_is_built_on_an_older_base_without_python(workshop: Workshop) ->
 
 
 @pytest.fixture(scope="session")
-def debian(tmp_path_factory: pytest.TempPathFactory) -> str:
+def debian() -> str:
     """The bare Debian that the suites share."""
-    role = {
-        "role": "modelarts.engine.base_image",
-        "base_image_name": base_name("debian"),
-        "base_image_engine_url": ENGINE_URL,
-        "base_image_flavour": "debian",
-    }
-    play = tmp_path_factory.mktemp("base") / "base.json"
-    play.write_text(json.dumps([{"hosts": "localhost", "connection": "local", "gather_facts": False, "roles": [role]}]))
-    command = [
-        str(Path(sys.executable).parent / "ansible-playbook"),
-        "-e",
-        f"ansible_python_interpreter={sys.executable}",
-        str(play),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return base_name("debian")
+    return make_base("debian")
 
 
 @pytest.fixture
