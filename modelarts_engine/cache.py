@@ -13,7 +13,9 @@ from modelarts_engine.playbook import DONE
 from modelarts_engine.progress import size
 
 UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-KEY = re.compile(r"(?:base\.)?[0-9a-f]{64}")
+# A key, or a key and a seal; see module_utils/cache.py.
+KEY = re.compile(r"((?:base\.)?[0-9a-f]{64})(?:\.([0-9a-f]{32}))?")
+REPLACED = "(replaced)"
 
 
 @dataclass
@@ -22,7 +24,8 @@ class Entry:
 
     :ivar names: what has to be removed for it to be gone: an engine's image names, or a repository's manifest digest.
     :ivar created: when it was committed.
-    :ivar used: whether an image that is `latest` is made of it.
+    :ivar layers: the digests of its unpacked layers, the base's first.
+    :ivar used: why it stays in any case, or nothing.
     """
 
     key: str
@@ -30,7 +33,8 @@ class Entry:
     names: list[str]
     created: datetime.datetime
     bytes: int
-    used: bool
+    layers: tuple[str, ...]
+    used: str = ""
 
     @property
     def age(self) -> float:
@@ -82,50 +86,73 @@ def local(client: Any) -> list[Entry]:
                 ],
                 created=_time(image["Created"]),
                 bytes=image["Size"],
-                used=any(layers == other[: len(layers)] for other in latest),
+                layers=tuple(layers),
+                used="used by a latest image" if any(layers == other[: len(layers)] for other in latest) else "",
             )
         )
     return sorted(entries, key=lambda entry: entry.created, reverse=True)
 
 
 def shared(registry: Any, repository: str) -> list[Entry]:
-    """Stages and bases of a repository, the newest first. What a host uses of it cannot be known."""
-    entries = []
+    """Stages and bases of a repository, the newest first. Which image of a host is made of them cannot be known.
+
+    A manifest goes with all its tags, so each is one entry, whatever its tags. One that only a seal names was replaced, or is about to
+    be published: it comes last. One that has a tag of somebody else stays.
+    """
+    tags: dict[str, list[str]] = {}
     for tag in registry.tags(repository):
-        if not KEY.fullmatch(tag):
-            continue
-        manifest = registry.manifest(repository, tag)
+        if digest := registry.digest(repository, tag):
+            tags.setdefault(digest, []).append(tag)
+    entries = []
+    for digest, names in tags.items():
+        found = sorted(filter(None, map(KEY.fullmatch, names)), key=lambda match: match[2] or "")
+        manifest = registry.manifest(repository, digest) if found else None
         if manifest is None:
             continue
         config = registry.config(repository, manifest.config)
         labels = (config.get("config") or {}).get("Labels") or {}
+        others = sorted(name for name in names if not KEY.fullmatch(name))
         entries.append(
             Entry(
-                key=tag,
-                stage=labels.get("io.modelarts.engine.stage", "base"),
-                names=[manifest.digest],
+                key=found[0][1],
+                stage=labels.get("io.modelarts.engine.stage", "base") if not found[0][2] else REPLACED,
+                names=[digest],
                 created=_time(config["created"]),
                 bytes=sum(int(layer.get("size", 0)) for layer in manifest.layers),
-                used=False,
+                layers=tuple(config["rootfs"]["diff_ids"]),
+                used=f"tagged {', '.join(others)}" if others else "",
             )
         )
-    return sorted(entries, key=lambda entry: entry.created, reverse=True)
+    return sorted(entries, key=lambda entry: (entry.stage != REPLACED, entry.created), reverse=True)
 
 
 def old(entries: Iterable[Entry], older: float, keep: int) -> list[Entry]:
-    """Those older than `older` seconds that are neither used nor among the `keep` newest; entries come newest first."""
-    return [entry for entry in list(entries)[keep:] if entry.age > older and not entry.used]
+    """Those older than `older` seconds that are neither used nor among the `keep` newest, nor what one that stays is made of.
+
+    A stage that another one is made of takes no room of its own, and without it the next change of the other one would build both.
+
+    :param entries: the newest first.
+    """
+    entries = list(entries)
+    staying = [entry for number, entry in enumerate(entries) if number < keep or entry.age <= older or entry.used]
+    alive = [entry for entry in staying if entry.stage != REPLACED]
+    needed = {entry.layers[:length] for entry in alive for length in range(len(entry.layers) + 1)}
+    return [
+        entry for entry in entries if entry not in staying and (entry.stage == REPLACED or entry.layers not in needed)
+    ]
 
 
 def _registry(repository: str, ca_bundle: str) -> tuple[Any, str]:
-    """A repository's registry, with the login of the user's Docker configuration, and the repository's path in it."""
+    """A repository's registry, with the login of the environment or of the user's Docker configuration, and the repository's path in it."""
     import docker
 
-    from modelarts_engine.engine_client import registry
+    from modelarts_engine.engine_client import logins, registry
 
     host, _, path = repository.partition("/")
     if not path or ":" in path:
         raise ValueError(f"--repository: {repository!r} is not registry.example.com/organisation/cache")
+    if fresh := logins.Credentials().of_cache(host):
+        return registry.Registry(host, fresh(), ca_bundle), path
     login = docker.auth.load_config().resolve_authconfig(host) or {}
     made = registry.Registry(host, registry.Login(login.get("username", ""), login.get("password", "")), ca_bundle)
     return made, path
@@ -143,9 +170,8 @@ def run(arguments: argparse.Namespace, client: Any) -> int:
         entries = local(client)
     if arguments.action == "ls":
         for entry in entries:
-            used = "used by a latest image" if entry.used else ""
             print(
-                f"{entry.key[-64:][:12]}  {entry.stage:<16} {entry.age / 86_400:6.1f} d  {size(entry.bytes):>9}  {used}".rstrip()
+                f"{entry.key[-64:][:12]}  {entry.stage:<16} {entry.age / 86_400:6.1f} d  {size(entry.bytes):>9}  {entry.used}".rstrip()
             )
         return DONE
     gone = old(entries, older, arguments.keep)
@@ -172,6 +198,6 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--repository",
         metavar="REPOSITORY",
-        help="the shared cache instead of the engine, with the login of docker login",
+        help="the shared cache instead of the engine, with the login of a push, else of docker login",
     )
     command.add_argument("--ca-bundle", default="", metavar="FILE", help="PEM file that verifies the registry")

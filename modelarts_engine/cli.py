@@ -27,6 +27,9 @@ CODES = {
     "RehearsalError": USAGE,
     "RegistryError": FAILED,
     "LoginError": FAILED,
+    "ManifestError": FAILED,
+    "SwrError": FAILED,
+    "SecretsError": USAGE,
     "CertificateError": FAILED,
 }
 
@@ -117,13 +120,14 @@ def _build(arguments: argparse.Namespace, recipe: str, extra: dict[str, Any]) ->
     if arguments.rehearse:
         extra["image_rehearse"] = True
     progress = Progress(image)
-    outcome = run(
-        f"build_{recipe}.yml",
-        inventory=arguments.inventory,
-        extra=extra,
-        progress=progress,
-        timeout=arguments.timeout,
-    )
+    with pushing.credentials(extra):
+        outcome = run(
+            f"build_{recipe}.yml",
+            inventory=arguments.inventory,
+            extra=extra,
+            progress=progress,
+            timeout=arguments.timeout,
+        )
     named = [result for result in outcome.of("image_stage") if result.get("image") == image and "names" in result]
     if outcome.code == DONE and not named:
         progress.error(

@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "collections"))
 
-from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, registry, rehearsal, serving
+from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, logins, registry, rehearsal, serving
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 find_image = engine.find_image
@@ -20,6 +20,7 @@ __all__ = [
     "engine",
     "find_image",
     "keys",
+    "logins",
     "reap",
     "registry",
     "rehearsal",

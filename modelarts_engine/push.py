@@ -33,8 +33,8 @@ def destination(text: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def credentials() -> Iterator[str]:
-    """A file with the registry's credentials of the environment, empty where there are none.
+def credentials(extra: dict[str, Any]) -> Iterator[None]:
+    """Adds to a run's variables a file with the registry's credentials of the environment, where there are any and no other file is named.
 
     It has no name and lies in memory: it ends with this process, however that ends. The run itself gets none of them in its environment,
     which ansible-runner writes to disk.
@@ -42,8 +42,8 @@ def credentials() -> Iterator[str]:
     from modelarts_engine import engine_client
 
     lines = [f"{name}={value}\n" for name, value in engine_client.registry.secrets("").items()]
-    if not lines:
-        yield ""
+    if not lines or "swr_push_credentials" in extra:
+        yield
         return
     if any("\n" in line[:-1] for line in lines):
         raise ValueError("a credential in the environment has a line break")
@@ -51,7 +51,8 @@ def credentials() -> Iterator[str]:
     try:
         os.fchmod(file, 0o600)
         os.write(file, "".join(lines).encode())
-        yield f"/proc/{os.getpid()}/fd/{file}"
+        extra["swr_push_credentials"] = f"/proc/{os.getpid()}/fd/{file}"
+        yield
     finally:
         os.close(file)
 
@@ -73,9 +74,7 @@ def push(arguments: argparse.Namespace, extra: dict[str, Any]) -> int:
     extra.update({"swr_push_create": True} if arguments.create else {})
     extra.update({"image_hosts": arguments.host} if arguments.host else {})
     progress = Progress(arguments.image, sys.stderr)
-    with credentials() as path:
-        if path and "swr_push_credentials" not in extra:
-            extra["swr_push_credentials"] = path
+    with credentials(extra):
         outcome = run("push.yml", inventory=arguments.inventory, extra=extra, progress=progress)
     results = outcome.of("image_push")
     if outcome.code == DONE and not results:

@@ -16,7 +16,7 @@ from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core_version
 from ansible.utils.collection_loader import AnsibleCollectionConfig
 from ansible.utils.vars import load_extra_vars
-from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys
+from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, logins, registry
 
 ROOT = Path(__file__).resolve().parents[2]
 # Roles that run on the build host, outside any stage; their arguments are checked with the others.
@@ -159,12 +159,15 @@ class ActionModule(ActionBase):
                 "network": settings.get("image_build_network", "bridge"),
                 "cache": settings.get("image_cache", ""),
                 "cache_secret_file": settings.get("image_cache_secret_file", ""),
+                "cache_credentials": settings.get("swr_push_credentials", ""),
             },
         }
 
     def _settings(self) -> dict[str, Any]:
         """The build's own variables, of their types; see `meta/image_variables.yml`."""
-        spec = self._collection.settings()
+        # The cache logs in with what a push logs in with.
+        login = {"swr_push_credentials": self._collection.options("swr_push")["swr_push_credentials"]}
+        spec = self._collection.settings() | login
         given = {name: self._templar.template(self._vars[name]) for name in spec if self._vars.get(name) is not None}
         settings = keys.validated(spec, given, "the build", "meta/image_variables.yml")
         if bundle := settings.get("image_build_ca_bundle"):
@@ -182,6 +185,11 @@ class ActionModule(ActionBase):
         secret = settings.get("image_cache_secret_file")
         if secret and not (os.access(secret, os.R_OK) and Path(secret).is_file() and Path(secret).stat().st_size):
             raise keys.InputError(f"image_cache_secret_file: {secret} is not a file that can be read, or is empty")
+        if cache:
+            try:
+                logins.Credentials(settings["swr_push_credentials"]).of_cache(cache.partition("/")[0])
+            except registry.SecretsError as error:
+                raise keys.InputError(f"image_cache: {error}") from error
         return settings
 
     def _check_stages(self, stages: list[dict[str, Any]], rebuild: str) -> None:

@@ -182,6 +182,14 @@ class Registry:
             raise ManifestError(f"{where}: the registry says the manifest is {media_type}, the manifest says {itself}")
         return Manifest(digest, media_type, config, layers)
 
+    def digest(self, repository: str, reference: str) -> str | None:
+        """What the registry says is the digest of a tag's manifest, or None where there is no such tag."""
+        answer = self._get(f"/v2/{repository}/manifests/{reference}", f"repository:{repository}:pull", "HEAD")
+        if answer.status_code == 404:
+            return None
+        self._demand(answer, 200, f"{repository}:{reference}: looking it up")
+        return answer.headers.get("Docker-Content-Digest")
+
     def tags(self, repository: str) -> list[str]:
         """All tags of a repository; none where there is no such repository."""
         found: list[str] = []
@@ -204,10 +212,17 @@ class Registry:
         return config
 
     def delete(self, repository: str, digest: str) -> None:
-        """Removes a manifest and with it every tag that names it; one that is gone is fine."""
+        """Removes a manifest and with it every tag that names it; one that is gone is fine.
+
+        :raises RegistryError: also where the registry deletes nothing.
+        """
         answer = self._get(
             f"/v2/{repository}/manifests/{digest}", f"repository:{repository}:pull,push,delete", "DELETE"
         )
+        if answer.status_code == 405:
+            raise RegistryError(
+                f"{self.host} has deletion switched off (405); its administrator can allow it, in docker-registry with storage.delete.enabled: true"
+            )
         if answer.status_code != 404:
             self._demand(answer, 202, f"{repository}: deleting")
 
@@ -220,7 +235,7 @@ class Registry:
     def _get(self, path: str, scope: str, method: str = "GET") -> requests.Response:
         url = f"https://{self.host}{path}"
         headers = {"Accept": ", ".join(ACCEPTED)}
-        basic = (self._login.username, self._login.password)
+        basic = (self._login.username, self._login.password) if self._login.username else _as_it_is
         try:
             answer = self._session.request(
                 method, url, headers=headers, auth=basic, verify=self._verify, timeout=(15, 60)
@@ -234,13 +249,13 @@ class Registry:
                 )
         except requests.exceptions.SSLError as error:
             raise CertificateError(
-                f"the certificate of {self.host} cannot be verified: {error}; if a CA of your own signed it, give that as swr_push_ca_bundle"
+                f"the certificate of {self.host} cannot be verified: {error}; if a CA of your own signed it, give that as swr_push_ca_bundle (cache: --ca-bundle)"
             ) from error
         except requests.RequestException as error:
             raise RegistryError(f"{self.host} cannot be reached: {error}") from error
         return answer
 
-    def _token(self, challenge: Mapping[str, str | None], scope: str, basic: tuple[str, str]) -> str:
+    def _token(self, challenge: Mapping[str, str | None], scope: str, basic: Any) -> str:
         realm = challenge.get("realm") or ""
         if urlsplit(realm).scheme != "https":
             raise RegistryError(f"{self.host} wants the login to be sent to {realm or 'nowhere'}, which is not HTTPS")

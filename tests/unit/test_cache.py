@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ansible_collections.modelarts.engine.plugins.module_utils import registry
 
 from modelarts_engine import cache, fleet
 
 NOW = datetime.datetime.now(datetime.UTC)
 
 
-def entry(days: float, *, used: bool = False) -> cache.Entry:
-    return cache.Entry(f"{days}", "proxy", [], NOW - datetime.timedelta(days=days), 1, used)
+def entry(days: float, *layers: str, used: str = "", stage: str = "proxy") -> cache.Entry:
+    return cache.Entry(f"{days}", stage, [], NOW - datetime.timedelta(days=days), 1, layers or (f"of {days}",), used)
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("30d", 2_592_000), ("12h", 43_200), ("5m", 300), ("2w", 1_209_600)])
@@ -28,11 +30,69 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 def test_only_what_is_old_unused_and_not_among_the_newest_goes() -> None:
-    entries = [entry(1), entry(5), entry(40), entry(41, used=True), entry(42)]
+    entries = [entry(1), entry(5), entry(40), entry(41, used="by a latest image"), entry(42)]
     assert [each.key for each in cache.old(entries, cache.seconds("30d"), 0)] == ["40", "42"]
     assert [each.key for each in cache.old(entries, cache.seconds("30d"), 4)] == ["42"]
     assert cache.old(entries, cache.seconds("60d"), 0) == []
     assert [each.key for each in cache.old(entries, 0, 1)] == ["5", "40", "42"]
+
+
+def test_what_a_kept_entry_is_made_of_stays_however_old() -> None:
+    entries = [
+        entry(1, "base", "engine", "proxy"),
+        entry(39, "base", "other"),
+        entry(40, "base", "engine"),
+        entry(41, "base"),
+    ]
+    month = cache.seconds("30d")
+    assert [each.key for each in cache.old(entries, month, 0)] == ["39"]
+    assert [each.key for each in cache.old(entries[1:], month, 0)] == ["39", "40", "41"]
+    replaced = entry(42, "base", stage=cache.REPLACED)
+    assert [each.key for each in cache.old([*entries, replaced], month, 0)] == ["39", "42"], "none asks for it"
+    young = entry(1, "base", "other", stage=cache.REPLACED)
+    assert [each.key for each in cache.old([*entries, young], month, 0)] == ["39"], "nor for what it is made of"
+
+
+class Registry:
+    """A registry with these manifests under these tags."""
+
+    def __init__(self, **tags: str) -> None:
+        self._tags = tags
+
+    def tags(self, repository: str) -> list[str]:
+        return [name.replace("_", ".") for name in self._tags]
+
+    def digest(self, repository: str, tag: str) -> str:
+        return self._tags[tag.replace(".", "_")]
+
+    def manifest(self, repository: str, digest: str) -> registry.Manifest:
+        return registry.Manifest(digest, registry.SCHEMA2, digest, ({"size": 3},))
+
+    def config(self, repository: str, digest: str) -> dict[str, Any]:
+        when = (NOW - datetime.timedelta(days=ord(digest) - ord("a"))).isoformat()
+        return {"created": when, "rootfs": {"diff_ids": [digest]}}
+
+
+def test_a_manifest_is_one_entry_whatever_its_tags() -> None:
+    one, two, seal = "1" * 64, "2" * 64, "5" * 32
+    made = Registry(
+        **{
+            one: "c",
+            f"{one}_{seal}": "c",
+            f"base_{two}": "c",
+            two: "b",
+            "1_4_0": "b",
+            f"{two}_{seal}": "a",
+            "other": "d",
+        }
+    )
+    entries = cache.shared(made, "org/cache")
+    assert [(each.key, each.stage, each.names, each.used) for each in entries] == [
+        (two, "base", ["b"], "tagged 1.4.0"),
+        (one, "base", ["c"], ""),
+        (two, cache.REPLACED, ["a"], ""),
+    ]
+    assert [each.names for each in cache.old(entries, -1, 0)] == [["c"], ["a"]]
 
 
 @pytest.mark.parametrize(

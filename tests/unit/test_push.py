@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.modelarts.engine.plugins.action import image_push
-from ansible_collections.modelarts.engine.plugins.module_utils import push, registry
+from ansible_collections.modelarts.engine.plugins.module_utils import logins, push, registry
 from docker.errors import APIError
 
 LOGIN = registry.Login("user", "a password")
@@ -170,6 +170,20 @@ def test_what_counts_as_the_same_image(manifest: registry.Manifest, same: bool) 
     assert push.same(manifest, "sha256:c") is same
 
 
+@pytest.fixture
+def having(monkeypatch: pytest.MonkeyPatch) -> Callable[..., logins.Credentials]:
+    """having(*names): what an environment with these credentials gives."""
+    for name in registry.SECRETS:
+        monkeypatch.delenv(name, raising=False)
+
+    def make(*names: str) -> logins.Credentials:
+        for name in names:
+            monkeypatch.setenv(getattr(registry, name), "x")
+        return logins.Credentials()
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("kind", "given", "chosen"),
     [
@@ -180,8 +194,10 @@ def test_what_counts_as_the_same_image(manifest: registry.Manifest, same: bool) 
         ("long_term", ["USER", "PASSWORD", "ACCESS_KEY", "SECRET_KEY"], "long_term"),
     ],
 )
-def test_the_login_that_is_chosen(kind: str, given: list[str], chosen: str) -> None:
-    assert image_push.chosen_login(kind, {getattr(registry, name): "x" for name in given}) == chosen
+def test_the_login_that_is_chosen(
+    kind: str, given: list[str], chosen: str, having: Callable[..., logins.Credentials]
+) -> None:
+    assert having(*given).kind(kind) == chosen
 
 
 @pytest.mark.parametrize(
@@ -193,9 +209,28 @@ def test_the_login_that_is_chosen(kind: str, given: list[str], chosen: str) -> N
         ("password", ["ACCESS_KEY", "SECRET_KEY"], "REGISTRY_USERNAME and REGISTRY_PASSWORD"),
     ],
 )
-def test_missing_credentials_are_named(kind: str, given: list[str], word: str) -> None:
+def test_missing_credentials_are_named(
+    kind: str, given: list[str], word: str, having: Callable[..., logins.Credentials]
+) -> None:
     with pytest.raises(registry.SecretsError, match=word):
-        image_push.chosen_login(kind, {getattr(registry, name): "x" for name in given})
+        having(*given).kind(kind)
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "user"),
+    [
+        ("registry.example", ["USER", "PASSWORD", "ACCESS_KEY", "SECRET_KEY"], "x"),
+        ("swr.cn-north-4.myhuaweicloud.com", ["ACCESS_KEY", "SECRET_KEY"], "cn-north-4@x"),
+        # An access key is for SWR alone; no other registry learns what is made of it.
+        ("registry.example", ["ACCESS_KEY", "SECRET_KEY"], None),
+        ("registry.example", [], None),
+    ],
+)
+def test_the_cache_logs_in_as_a_push_does(
+    host: str, given: list[str], user: str | None, having: Callable[..., logins.Credentials]
+) -> None:
+    fresh = having(*given).of_cache(host)
+    assert (fresh().username if fresh else None) == user
 
 
 def test_default_tags_are_revision_and_key(tmp_path: Path) -> None:

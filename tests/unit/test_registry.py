@@ -121,16 +121,20 @@ def test_a_missing_file_of_credentials_is_named(tmp_path: Path) -> None:
 def test_the_runner_hands_credentials_on_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in registry.SECRETS:
         monkeypatch.delenv(name, raising=False)
-    with command.credentials() as path:
-        assert path == ""
+    extra: dict[str, str] = {}
+    with command.credentials(extra):
+        assert extra == {}
     monkeypatch.setenv("REGISTRY_USERNAME", "user")
     monkeypatch.setenv("REGISTRY_PASSWORD", "word")
-    with command.credentials() as path:
+    with command.credentials(extra):
+        path = extra["swr_push_credentials"]
         assert registry.secrets(path) == {"REGISTRY_USERNAME": "user", "REGISTRY_PASSWORD": "word"}
         assert str(Path(path).readlink()).startswith("/memfd:")
     assert not Path(path).exists()
+    with command.credentials(named := {"swr_push_credentials": "/of/the/user"}):
+        assert named == {"swr_push_credentials": "/of/the/user"}
     monkeypatch.setenv("REGISTRY_PASSWORD", "word\nREGISTRY_USERNAME=other")
-    with pytest.raises(ValueError, match="line break"), command.credentials():
+    with pytest.raises(ValueError, match="line break"), command.credentials({}):
         pass
 
 
@@ -251,3 +255,26 @@ def test_a_login_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch, answer
     Answers(monkeypatch, **answers)
     with pytest.raises(registry.LoginError, match="refuses the login"):
         registry.Registry("r.example", LOGIN).check()
+
+
+def test_a_registry_that_deletes_nothing_says_so_and_a_manifest_that_is_gone_is_fine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = Answers(monkeypatch, registry=[(405, {}, b""), (404, {}, b"")])
+    made = registry.Registry("r.example", LOGIN)
+    with pytest.raises(
+        registry.RegistryError, match=r"r\.example has deletion switched off .*storage\.delete\.enabled"
+    ):
+        made.delete("org/cache", DIGEST)
+    made.delete("org/cache", DIGEST)
+    assert {(url, request.method) for url, request, _ in network.asked} == {
+        (f"https://r.example/v2/org/cache/manifests/{DIGEST}", "DELETE")
+    }
+
+
+def test_without_a_login_none_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine r.example login other password of-netrc\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    network = Answers(monkeypatch, registry=[(200, {"Docker-Content-Digest": DIGEST}, b"")])
+    assert registry.Registry("r.example", registry.Login("", "")).digest("org/cache", "1") == DIGEST
+    assert "Authorization" not in network.asked[0][1].headers
