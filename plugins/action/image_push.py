@@ -85,6 +85,7 @@ class ActionModule(logins.Action):
             missing = [tag for tag, manifest in found.items() if manifest is None]
             if self._task.check_mode:
                 return {"changed": bool(missing), "missing": missing}
+            push.sweep(client)
             there = {tag: manifest or job.push(tag) for tag, manifest in found.items()}
         return {"image": image, **job.result(there, bool(missing)), "seconds": round(time.monotonic() - started, 1)}
 

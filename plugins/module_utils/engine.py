@@ -119,21 +119,20 @@ def container_name(image: str, stage: str) -> str:
     return f"{CONTAINER}.{image}.{stage}.{claims.this_run()}"
 
 
-def _owner(name: str) -> str:
-    """The run that a build container's name tells: its last three parts. An image's name may hold dots."""
-    return ".".join(name.split(".")[-3:])
+def ended(container: Mapping[str, Any]) -> bool:
+    """Whether the run that made a container is gone. The last three parts of its name tell the run; the others may hold dots, too."""
+    owner = ".".join(container["Names"][0].split(".")[-3:])
+    # Of a run that cannot be seen from here nothing is known but its age.
+    return bool(time.time() - container["Created"] > 86_400) if claims.foreign(owner) else not claims.alive(owner)
 
 
 def reap(client: docker.DockerClient) -> list[str]:
     """Removes build containers (with their volumes) whose run is gone, and stage images that never got their tag."""
     gone = []
     for container in client.api.containers(all=True, filters={"name": CONTAINER}):
-        name = container["Names"][0]
-        owner = _owner(name)
-        # Of a run that cannot be seen from here nothing is known but its age.
-        if time.time() - container["Created"] > 86_400 if claims.foreign(owner) else not claims.alive(owner):
-            remove(client, name.removeprefix("/"))
-            gone.append(name.removeprefix("/"))
+        if ended(container):
+            gone.append(container["Names"][0].removeprefix("/"))
+            remove(client, gone[-1])
     for image in client.api.images(filters={"dangling": True, "label": LABEL + "key"}):
         if time.time() - image["Created"] > 60:
             # A child, or a commit under way in another run, holds it: then it is not ours to remove.

@@ -8,23 +8,27 @@ The login goes to the engine in a header of the one request that needs it (`X-Re
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import random
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import docker
 import requests
 import urllib3
-from ansible_collections.modelarts.engine.plugins.module_utils import engine, registry
+from ansible_collections.modelarts.engine.plugins.module_utils import claims, engine, registry
 from docker.errors import DockerException
 
 GB = 1_000_000_000
 LONGEST_WAIT = 60  # s between two attempts
 SAID_EVERY = 5  # s between two lines about a layer under way
+# A container that is never started stands for each name that a push has given, so that the name of a killed one is known for what it is.
+MARK = f"{engine.REPOSITORY}-push"
+_NAME, _IMAGE, _BEFORE = (f"{engine.LABEL}push-{what}" for what in ("name", "image", "before"))
 T = TypeVar("T")
 
 # What a registry or the engine says when another attempt cannot do better.
@@ -312,16 +316,42 @@ class Push:
         return there
 
     @contextlib.contextmanager
-    def _named(self, name: str) -> Any:
-        """The image under the name to push, for the time of the push; what had the name before gets it back."""
-        before = self._client.api.inspect_image(name)["Id"] if engine.exists(self._client, name) else None
-        if before != self._image["Id"]:
-            engine.tag(self._client, self._image["Id"], name)
+    def _named(self, name: str) -> Iterator[None]:
+        """The image under the name to push, for the time of the push: the engine's push knows an image by nothing else."""
+        image = self._image["Id"]
+        before = self._client.api.inspect_image(name)["Id"] if engine.exists(self._client, name) else ""
+        if before == image:
+            yield
+            return
+        mark = f"{MARK}.{hashlib.sha256(name.encode()).hexdigest()[:12]}.{claims.this_run()}"
+        labels = {_NAME: name, _IMAGE: image, _BEFORE: before}
+        self._client.api.create_container(image, ["none"], name=mark, labels=labels)
         try:
+            engine.tag(self._client, image, name)
             yield
         finally:
-            if before is None and self._image.get("RepoTags"):
-                with contextlib.suppress(DockerException):
-                    self._client.api.remove_image(name, noprune=True)
-            elif before not in (None, self._image["Id"]):
-                engine.tag(self._client, before, name)
+            with contextlib.suppress(DockerException):
+                _unname(self._client, labels)
+            engine.remove(self._client, mark)
+
+
+def _unname(client: docker.DockerClient, labels: Mapping[str, str]) -> None:
+    """Takes a push's name from its image again, unless it is the image's only one; what had the name before gets it back."""
+    name, before = labels[_NAME], labels[_BEFORE]
+    if not engine.exists(client, name):
+        return
+    image = client.api.inspect_image(name)
+    if image["Id"] != labels[_IMAGE]:
+        return  # somebody has given it since
+    if before and engine.exists(client, before):
+        engine.tag(client, before, name)
+    elif set(image["RepoTags"]) - {name}:
+        client.api.remove_image(name, noprune=True)
+
+
+def sweep(client: docker.DockerClient) -> None:
+    """Takes away the names that killed pushes have left on an engine."""
+    for container in client.api.containers(all=True, filters={"name": MARK}):
+        if engine.ended(container):
+            _unname(client, container["Labels"])
+            engine.remove(client, container["Id"])

@@ -249,7 +249,7 @@ class Registry:
                 )
         except requests.exceptions.SSLError as error:
             raise CertificateError(
-                f"the certificate of {self.host} cannot be verified: {error}; if a CA of your own signed it, give that as swr_push_ca_bundle (cache: --ca-bundle)"
+                f"the certificate of {self.host} cannot be verified: {error}; if a CA of your own signed it, give swr_push_ca_bundle (cache: --ca-bundle)"
             ) from error
         except requests.RequestException as error:
             raise RegistryError(f"{self.host} cannot be reached: {error}") from error

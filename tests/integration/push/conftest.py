@@ -96,7 +96,7 @@ def image(client: docker.DockerClient) -> Iterator[Callable[..., str]]:
 
     yield make
     for name in reversed(made):
-        for tag in client.images.get(name).tags:  # a killed push leaves the name it had given
+        for tag in client.images.get(name).tags:
             client.api.remove_image(tag, force=True)
 
 

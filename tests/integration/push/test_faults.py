@@ -11,6 +11,8 @@ from pathlib import Path
 
 import docker
 import pytest
+from ansible_collections.modelarts.engine.plugins.module_utils.engine import LABEL
+from ansible_collections.modelarts.engine.plugins.module_utils.push import MARK
 
 from tests.fixtures.registry import OCI, Site
 
@@ -136,11 +138,42 @@ def test_a_killed_push_leaves_no_tag_and_the_next_one_sends_the_rest(
         os.kill(each, signal.SIGKILL)
     running.wait()
     assert registry.tags(repository) == []
+    assert f"{registry.host}/{repository}:1" in client.images.get(name).tags, "it had given the image that name"
     registry.proxy.reset()
     pushed = push(name, "--tag", "1")
     assert arrived(pushed, registry, repository, name, client)
     assert sorted(layer["state"] for layer in pushed.result["layers"]) == ["exists", "pushed"]
     assert registry.proxy.seen.uploaded < 20.5 * MB
+    assert client.images.get(name).tags == [name]
+
+
+@pytest.mark.parametrize("had", [False, True], ids=["a new name", "a name that another image had"])
+def test_any_later_push_takes_away_the_name_that_a_killed_one_has_left(
+    had: bool, push: Push, image: Image, registry: Site, repository: str, client: docker.DockerClient, tmp_path: Path
+) -> None:
+    name, other = image(8 * MB), image(MB)
+    given = f"{registry.host}/{repository}:1"
+    if had:
+        client.images.get(other).tag(*given.rsplit(":", 1))
+    registry.proxy.faults.rate = MB
+    line = command(registry, name, "--tag", "1", to=repository)
+    running = subprocess.Popen(
+        line, cwd=ROOT, env=environment(**PASSWORD_LOGIN), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 60
+    while given not in client.images.get(name).tags:
+        assert running.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    for each in (*descendants(running.pid), running.pid):
+        os.kill(each, signal.SIGKILL)
+    running.wait()
+    registry.proxy.reset()
+    assert push(other, "--tag", "2").code == 0
+    assert client.images.get(name).tags == [name]
+    assert sorted(client.images.get(other).tags) == sorted([other, given] if had else [other])
+    marks = client.api.containers(all=True, filters={"name": MARK})
+    assert not [mark for mark in marks if mark["Labels"].get(f"{LABEL}push-name") == given]
 
 
 def test_a_taken_tag_is_refused_and_overwritten_by_force_only(
