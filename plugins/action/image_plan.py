@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Roles that run on the build host, outside any stage; their arguments are checked with the others.
 HOST_ROLES = ("build_host", "base_image")
 REPOSITORY = re.compile(r"[a-z0-9.-]+(?::\d{1,5})?(?:/[a-z0-9]+(?:[._-]{1,2}[a-z0-9]+){0,16}){1,8}")
+TAG = re.compile(r":[\w.-]+$")
+PICKED = re.compile(r"(?:/[\w.+*-]+)+")
 NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+){0,16}")
 
 
@@ -73,7 +75,7 @@ class ActionModule(ActionBase):
             raise keys.InputError(
                 f"image_name: {name!r} cannot name an image; use lower-case letters, digits and single . _ - between them"
             )
-        stages = [stage for stage in args["stages"] if stage["roles"]]
+        stages = [stage for stage in args["stages"] if stage["roles"] != []]
         self._check_stages(stages, str(args.get("rebuild") or ""))
         self._check_names()
         settings = self._settings()
@@ -113,7 +115,8 @@ class ActionModule(ActionBase):
             lambda role, seen: self._given(role, seen, {}),
         )
         planned = []
-        # The image's own stages, and each builder's, are a chain on the base. A stage that takes a builder's outputs depends on both.
+        # The image's own stages, and each builder's, are a chain on the base. A stage that takes a builder's outputs, or files of a further
+        # image, depends on both.
         base_key = parent
         heads: dict[str, str] = {}
         for number, stage in enumerate(stages):
@@ -122,9 +125,11 @@ class ActionModule(ActionBase):
             epoch = str(stage.get("epoch") or "")
             builder, takes = str(stage.get("builder") or ""), str(stage.get("takes") or "")
             takes = takes if takes in heads else ""
-            before = heads.get(builder, base_key)
+            image, paths = self._taken_from(stage)
+            inputs = [heads.get(builder, base_key), *([heads[takes]] if takes else [])]
+            inputs += [image.partition("@")[2], *paths] if image else []
             key = keys.stage_key(
-                parent=keys.digest([before, heads[takes]]) if takes else before,
+                parent=keys.digest(inputs) if len(inputs) > 1 else inputs[0],
                 roles=roles,
                 args=role_args,
                 collection=self._collection,
@@ -140,7 +145,8 @@ class ActionModule(ActionBase):
                     "config": config,
                     "builder": builder,
                     "takes": takes,
-                    "outputs": f"{engine.STAGE}:{heads[takes]}" if takes else "",
+                    "outputs": f"{engine.STAGE}:{heads[takes]}" if takes else image,
+                    "paths": paths,
                     "caches": [str(name) for name in stage.get("caches") or []],
                 }
             )
@@ -194,6 +200,12 @@ class ActionModule(ActionBase):
 
     def _check_stages(self, stages: list[dict[str, Any]], rebuild: str) -> None:
         names = [stage["name"] for stage in stages]
+        for stage in stages:
+            if not isinstance(stage["roles"], list):
+                raise keys.InputError(
+                    f"image_backend_roles: the inventory gives no list of roles for stage {stage['name']} of {self._vars.get('image_base')}; "
+                    "see inventories/local/group_vars/all.yml. Where the base has all that the stage would bring, the list is empty"
+                )
         if not stages:
             raise keys.InputError("image_stages: an image needs at least one stage with a role")
         for name in names:
@@ -207,6 +219,19 @@ class ActionModule(ActionBase):
             )
         if rebuild and rebuild not in names:
             raise keys.InputError(f"image_rebuild: there is no stage {rebuild}; {keys.nearest(rebuild, names)}")
+
+    @staticmethod
+    def _taken_from(stage: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """The image, by digest, of which a stage takes files, and their paths; nothing where it takes none."""
+        asked = stage.get("takes_from") or {}
+        image, paths = str(asked.get("image") or ""), [str(path) for path in asked.get("paths") or []]
+        if image and (stage.get("takes") or not paths or not all(PICKED.fullmatch(path) for path in paths)):
+            raise keys.InputError(
+                f"image_stages: stage {stage['name']} takes_from {image} must have paths (absolute, * for any part of a name) and no takes beside it"
+            )
+        name, _, digest = image.partition("@")
+        # A digest alone says which image it is.
+        return (f"{TAG.sub('', name)}@{digest}", paths) if image else ("", [])
 
     def _check_names(self) -> None:
         """Refuses variables that nothing reads: of a role in any source, and of any kind on the command line."""

@@ -27,7 +27,7 @@ class ActionModule(ActionBase):
                 result.update(getattr(self, f"_{args['state']}")(engine.connect(url), args, task_vars or {}))
         except engine.UnreachableError as error:
             if args.get("may_be_down"):
-                result.update(changed=False, down=True, proven=False, needs_base=False)
+                result.update(changed=False, down=True, proven=False, needs_base=False, images=[])
             else:
                 result.update(failed=True, exit_code=3, msg=str(error))
         except engine.EngineError as error:
@@ -91,6 +91,7 @@ class ActionModule(ActionBase):
             "problems": cache.problems,
             "cached": cached,
             "needs_base": any(stage["parent"] == base for stage in missing) and not engine.exists(client, base),
+            "images": [stage["outputs"] for stage in missing if stage["paths"]],
             "proven": not missing and engine.exists(client, f"{engine.PROVEN}:{stages[-1]['key']}"),
             "engine_url": args["engine_url"],
             "image": plan["image"],
@@ -135,6 +136,7 @@ class ActionModule(ActionBase):
             network=args["build"]["network"],
             caches=stage["caches"],
             outputs=stage["outputs"],
+            paths=stage["paths"],
             giver=stage["giver"],
         )
         environment = self._templar.template(task_vars.get("ansible_docker_extra_env") or {})

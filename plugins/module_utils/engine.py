@@ -28,7 +28,7 @@ STAGE = f"{REPOSITORY}/stage"
 PROVEN = f"{REPOSITORY}/proven"
 LABEL = "io.modelarts.engine."
 CONTAINER = f"{REPOSITORY}-build"
-PING_SECONDS, COMMIT_SECONDS = 20, 600
+PING_SECONDS, COMMIT_SECONDS, PICK_SECONDS = 20, 600, 3600
 
 # Nothing written here is part of an image: the build's own traces, on memory or a volume. /tmp is a volume because the engine
 # copies files into a container's root file system underneath a tmpfs mount, where they are not seen and would be committed.
@@ -41,6 +41,22 @@ OUTPUTS = "/opt/outputs"
 TAKEN = f"{VOLUME}/outputs"
 CACHES = f"{VOLUME}/cache"
 CACHE_VOLUME = f"{REPOSITORY}-cache"
+
+# Copies what is named by shell patterns into a folder, and says what is not there.
+PICK = """\
+to=$1 code=0
+shift
+for pattern; do
+  for path in $pattern; do
+    if [ -e "$path" ] || [ -L "$path" ]; then
+      mkdir -p "$to${path%/*}" && cp -a "$path" "$to$path" || code=1
+    else
+      echo "there is no $path" && code=1
+    fi
+  done
+done
+exit $code
+"""
 
 # How each tool of a build is told which certificates to trust; the files lie on the container's volume.
 CA_APT = f"{VOLUME}/build-ca.apt.conf"
@@ -190,11 +206,32 @@ def tag(client: docker.DockerClient, reference: str, name: str) -> None:
     client.api.tag(reference, repository, version)
 
 
-def _outputs(client: docker.DockerClient, image: str, giver: str) -> docker.types.Mount:
-    """The outputs of a builder's stage image as a mount. The engine copies them into a volume of the container `giver`, which goes with it."""
+def _outputs(client: docker.DockerClient, image: str, giver: str, paths: Iterable[str]) -> docker.types.Mount:
+    """The outputs of a builder's stage image as a mount. The engine copies them into a volume of the container `giver`, which goes with it.
+
+    :param paths: of an image that is no builder's, what is copied there, under the same names.
+    """
     remove(client, giver)
-    volume = client.api.create_host_config(mounts=[docker.types.Mount(OUTPUTS, None, type="volume")])
-    client.api.create_container(image, command=["true"], name=giver, host_config=volume, labels={})
+    volume = client.api.create_host_config(
+        mounts=[docker.types.Mount(OUTPUTS, None, type="volume")], network_mode="none"
+    )
+    client.api.create_container(
+        image,
+        entrypoint=["sh"],
+        command=["-uc", PICK, "pick", OUTPUTS, *paths],
+        user="0:0",
+        name=giver,
+        host_config=volume,
+        labels={},
+        healthcheck={"test": ["NONE"]},
+    )
+    if paths:
+        client.api.start(giver)
+        if client.api.wait(giver, timeout=PICK_SECONDS)["StatusCode"]:
+            said = client.api.logs(giver).decode(errors="replace").strip().splitlines()[-8:]
+            raise EngineError(
+                f"{image} cannot give what a stage takes of it: {'; '.join(said)}. See that the digest is that of the image that was meant"
+            )
     (made,) = [mount for mount in client.api.inspect_container(giver)["Mounts"] if mount["Destination"] == OUTPUTS]
     return docker.types.Mount(TAKEN, made["Name"], type="volume", read_only=True)
 
@@ -208,6 +245,7 @@ def start(
     network: str = "bridge",
     caches: Iterable[str] = (),
     outputs: str = "",
+    paths: Iterable[str] = (),
     giver: str = "",
 ) -> None:
     """Starts a build container of the parent image.
@@ -215,12 +253,13 @@ def start(
     :param ca_bundle: a PEM file on the controller; with the base's own certificates it becomes `CA_BUNDLE` on the container's volume.
     :param caches: names of caches that are mounted.
     :param outputs: a builder's stage image whose outputs are mounted; the container `giver` keeps them.
+    :param paths: shell patterns of what is taken of an image that is no builder's, instead.
     """
     remove(client, name)
     mounts = [docker.types.Mount(VOLUME, None, type="volume")]
     mounts += [docker.types.Mount(f"{CACHES}/{each}", f"{CACHE_VOLUME}-{each}", type="volume") for each in caches]
     if outputs:
-        mounts.append(_outputs(client, outputs, giver))
+        mounts.append(_outputs(client, outputs, giver, paths))
     host = client.api.create_host_config(
         tmpfs=dict.fromkeys(TMPFS, "exec,mode=755"), mounts=mounts, network_mode=network
     )

@@ -25,7 +25,10 @@ options:
     type: dict
     required: true
   stages:
-    description: Each has C(name), C(roles) and optionally C(epoch); a stage without roles is left out.
+    description:
+      - Each has C(name), C(roles) and optionally C(epoch); a stage without roles is left out.
+      - With C(builder) it is one of a builder, whose outputs a stage with C(takes) finds. C(takes_from) is an image by digest (C(image)) and
+        the paths in it (C(paths)) that a stage finds in the same place. C(caches) are mounted.
     type: list
     required: true
     elements: dict

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.modelarts.engine.plugins.action import image_plan
 from ansible_collections.modelarts.engine.plugins.module_utils import keys
 
 SPEC = """
@@ -215,3 +216,25 @@ def test_later_roles_may_name_earlier_arguments(tree: Path) -> None:
     resolved = keys.resolve(["base", "web"], keys.Collection(tree), given)
     assert resolved["base"] == {"base_size": 7}
     assert seen[1] == ("web", {"base_size": 7})
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, ("", [])),
+        ({"image": "", "paths": []}, ("", [])),
+        ({"image": "nvcr.io/n/torch:25.01-py3@sha256:ab", "paths": ["/usr/local/lib/lib*"]}, ("nvcr.io/n/torch@sha256:ab", ["/usr/local/lib/lib*"])),
+        ({"image": "localhost:5000/a@sha256:ab", "paths": ["/x+1"]}, ("localhost:5000/a@sha256:ab", ["/x+1"])),
+    ],
+)  # fmt: skip
+def test_what_is_taken_from_an_image(asked: dict[str, Any], found: tuple[str, list[str]]) -> None:
+    assert image_plan.ActionModule._taken_from({"name": "torch", "takes_from": asked}) == found
+
+
+@pytest.mark.parametrize("change", [{"paths": []}, {"paths": ["usr"]}, {"paths": ["/a b"]}, {"paths": ["/$(id)"]}])
+def test_a_path_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    asked = {"image": "a/b@sha256:ab", "paths": ["/usr"], **change}
+    with pytest.raises(keys.InputError, match="stage torch takes_from a/b@sha256:ab must have paths"):
+        image_plan.ActionModule._taken_from({"name": "torch", "takes_from": asked})
+    with pytest.raises(keys.InputError, match="no takes beside it"):
+        image_plan.ActionModule._taken_from({"name": "torch", "takes": "x", "takes_from": {**asked, "paths": ["/usr"]}})
