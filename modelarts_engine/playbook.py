@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -182,9 +183,8 @@ def run(
         ran = ansible_runner.run(
             private_data_dir=str(private),
             project_dir=str(ROOT),
-            playbook=str(ROOT / "playbooks" / playbook),
             inventory=_inventory(inventory),
-            cmdline=f"-e @{variables}",
+            **_program(shlex.join(["-e", f"@{variables}", str(ROOT / "playbooks" / playbook)])),
             settings={"job_timeout": timeout, "pexpect_timeout": 0.05},
             event_handler=handle,
             cancel_callback=cancel,
@@ -221,6 +221,17 @@ def _inventory(inventory: str | None) -> str:
     if inventory and "," in inventory and not Path(inventory).exists():
         return inventory
     return str(Path(inventory).resolve() if inventory else ROOT / "inventories" / "local")
+
+
+def _program(arguments: str) -> dict[str, str]:
+    """How `ansible-playbook` is called: so that it ends when this process does, however that ends.
+
+    Nobody else would tell it: ansible-runner lets it ignore the end of its terminal. Without setpriv (of util-linux) it goes on.
+    """
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return {"binary": "ansible-playbook", "cmdline": arguments}
+    return {"binary": setpriv, "cmdline": f"--pdeathsig TERM ansible-playbook {arguments}"}
 
 
 def _additional() -> dict[str, str]:

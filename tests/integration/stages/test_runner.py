@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.modelarts.engine.plugins.module_utils import engine
+from ansible_collections.modelarts.engine.plugins.module_utils import claims, engine
 
-from .conftest import Workshop
+from .conftest import ROOT, Workshop
 
 OK = [{"name": "Write", "ansible.builtin.copy": {"content": "{{ alpha_text }}", "dest": "/etc/alpha", "mode": "0644"}}]
 TEXT = {"alpha_text": {"type": "str", "default": "x"}, "alpha_size": {"type": "int", "default": 1}}
@@ -64,6 +65,18 @@ def test_exit_codes_and_messages(
     assert workshop.containers() == []
 
 
+@pytest.mark.parametrize("roles", [{}, {"image_backend_roles": {"triton": "llama_cpp"}}], ids=["none", "no-list"])
+def test_an_inventory_that_does_not_say_the_backends_roles_is_told_so(tmp_path: Path, roles: dict[str, Any]) -> None:
+    here = {"ansible_connection": "local", "image_bases": {"triton": {"base_image_source": "bootstrap"}}, **roles}
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(json.dumps({"build_hosts": {"hosts": {"localhost": here}}}))
+    command = [sys.executable, "runner.py", "build", "triton", "-i", str(inventory)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "error: image_backend_roles: the inventory gives no list of roles for stage backend of triton" in done.stderr
+    assert "inventories/local/group_vars/all.yml" in done.stderr
+
+
 def test_an_unknown_image_is_refused_with_those_there_are(workshop: Workshop) -> None:
     done = subprocess.run(
         ["./runner.py", "build", "trition"], cwd=workshop.root, capture_output=True, text=True, check=False
@@ -89,10 +102,6 @@ def hanging(workshop: Workshop, *arguments: str) -> subprocess.Popen[str]:
     return running
 
 
-def private_dirs() -> set[Path]:
-    return set(Path("/dev/shm").glob("modelarts-engine-run.*"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_removes_what_was_under_way(workshop: Workshop, number: signal.Signals) -> None:
     before = workshop.stages()
@@ -116,17 +125,27 @@ def test_a_killed_playbook_is_a_failure_and_leaves_no_container(workshop: Worksh
     assert workshop.containers() == []
 
 
-def test_what_a_killed_runner_leaves_in_memory_goes_with_the_next(workshop: Workshop) -> None:
-    others = private_dirs()
+def started_by(pid: int) -> set[int]:
+    """Every process that this one began, directly or not; Ansible's workers leave its session."""
+    children = [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+    return {below for each in children for below in (each, *started_by(each))}
+
+
+def test_a_killed_runner_takes_the_playbook_along_and_the_next_run_what_it_left(workshop: Workshop) -> None:
+    stages = workshop.stages()
     running = hanging(workshop)
-    (left,) = private_dirs() - others
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    below = started_by(running.pid)
+    assert len(below) > 1, "the playbook and its worker"
+    commands = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in below)
+    left = Path(re.search(r"/dev/shm/modelarts-engine-run\.\w+", commands)[0])  # type: ignore[index]
     running.kill()
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
     running.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while any(claims.start_time(pid) for pid in below):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert left.is_dir()
+    assert workshop.stages() == stages, "nothing was committed"
     os.utime(left, (0, 0))
     assert run(workshop, OK).returncode == 0
     assert not left.exists()
