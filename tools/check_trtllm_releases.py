@@ -4,7 +4,7 @@
     python tools/check_trtllm_releases.py upstream.git
 
 Prints each difference; exit code 1 where there is one. Looked at: where the tag points, the submodules' pins, the base, the scripts and
-the source of PyTorch of its Dockerfile, TensorRT where the repository names it, and the folder of the templates.
+the source of PyTorch of its Dockerfile with what it copies of that, TensorRT where the repository names it, and the folder of the templates.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def differences(upstream: Upstream, name: str, row: dict[str, Any]) -> Iterator[
             "build_bases": (row["build_bases"], [_argument(dockerfile, "BASE_TAG").removesuffix("-py3")]),
             "torch": (row["torch"], {"pypi": "pypi", "skip": "image"}.get(kind, kind)),
             "torch_image": (row.get("torch_image", ""), _argument(dockerfile, "PYTORCH_IMAGE")),
+            "torch_paths": (row["torch_paths"], re.findall(r"^COPY --from=pytorch_image (\S+) ", dockerfile, re.M)),
             "install_scripts": (row["install_scripts"], scripts),
             "templates": (
                 "tree",

@@ -20,6 +20,7 @@ BASES = {"image": "ships_in", "source": "build_bases"}
 _RELEASE = re.compile(r"v\d+\.\d+\.\d+")
 _BASE = re.compile(r"\d\d\.\d\d")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 TENSORRT_VERSION = re.compile(r"\d+\.\d+\.\d+\.\d+")
 
@@ -71,7 +72,11 @@ def _checked(name: str, row: Any, schema: Mapping[str, Any], path: Path) -> dict
         "the route image needs ships_in": "image" in release["routes"] and not release["ships_in"],
         "the route source needs build_bases, install_scripts and torch": "source" in release["routes"]
         and not (release["build_bases"] and release["install_scripts"] and release.get("torch")),
-        "torch from an image needs torch_image": release.get("torch") == "image" and not release.get("torch_image"),
+        "torch from an image needs torch_image and torch_paths": release.get("torch") == "image"
+        and not (release.get("torch_image") and release["torch_paths"]),
+        "torch_image_digest must be sha256: and 64 hexadecimal digits": not _DIGEST.fullmatch(
+            release.get("torch_image_digest") or f"sha256:{'0' * 64}"
+        ),
     }  # fmt: skip
     if any(wrong.values()):
         raise keys.InputError(f"{where}: {'; '.join(said for said, is_wrong in wrong.items() if is_wrong)}")

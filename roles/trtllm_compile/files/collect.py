@@ -33,6 +33,9 @@ class Collect:
 
     def __init__(self, root: Path, outputs: Path) -> None:
         self.source, self.outputs, self.image = root / "source", outputs, outputs / "root"
+        # What came with PyTorch from an image of its own.
+        notes = root / "torch.list"
+        self.with_torch = notes.read_text(errors="surrogateescape").splitlines() if notes.is_file() else []
         # Size and time (seconds) by path, as the first role of the builder noted them.
         self.base: dict[str, tuple[int, int]] = {}
         for line in (root / "base.list").read_text(errors="surrogateescape").splitlines():
@@ -62,6 +65,8 @@ class Collect:
         requirements = self.source / "requirements.txt"
         if requirements.is_file():
             wanted += [line for line in requirements.read_text().splitlines() if re.match(r"[A-Za-z]", line)]
+        # PyTorch imports some of these, such as its compiler triton, that its metadata does not name.
+        wanted += re.findall(r"/([\w.]+)-[^/]+\.dist-info/METADATA$", "\n".join(self.with_torch), re.M)
         found: dict[str, str] = {}
         while wanted:
             requirement = wanted.pop()
@@ -81,6 +86,13 @@ class Collect:
         if "tensorrt-llm" not in found:
             refuse("tensorrt_llm is not installed in the builder, though its wheel was made")
         return dict(sorted(found.items()))
+
+    def beside_torch(self) -> None:
+        """Takes the libraries that came with PyTorch and are no package's; MKL opens some of its own by name only."""
+        for path in map(Path, self.with_torch):
+            library = ".so" in path.suffixes and "dist-packages" not in path.parts
+            if library and path.is_file() and self.is_new(path):
+                self.take(path)
 
     def removed(self) -> list[str]:
         """Packages' folders of the base that the builder purged, such as its own TensorRT."""
@@ -163,6 +175,7 @@ class Collect:
     def run(self, names: list[str]) -> None:
         """Everything."""
         packages = self.packages()
+        self.beside_torch()
         self.tensorrt()
         self.backend(names)
         folders = self.libraries()

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +146,18 @@ class Builds:
         variables = {**self.extra, "image_build_environment": {"MINIATURE_FAULT": fault}, **extra}
         return [sys.executable, "runner.py", "build", "triton", "-e", json.dumps(variables)]
 
-    def run(self, fault: str = "", **extra: Any) -> subprocess.CompletedProcess[str]:
-        """One run, to its end."""
-        return subprocess.run(self.command(fault, **extra), cwd=ROOT, capture_output=True, text=True, check=False)
+    def run(
+        self, fault: str = "", environment: Mapping[str, str] | None = None, **extra: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """One run, to its end, with more in its environment."""
+        return subprocess.run(
+            self.command(fault, **extra),
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def killed(self, fault: str, container: str, path: str) -> None:
         """Starts a run and kills it, with everything it started, once a file is there in its build container of a stage."""
@@ -167,10 +176,9 @@ class Builds:
             time.sleep(0.2)
 
     def clear(self) -> None:
-        """Removes the image, and the stages that only it or its builder had."""
-        layers = [
-            each.attrs["RootFS"]["Layers"] for each in self.client.images.list(name=f"{engine.REPOSITORY}/{self.image}")
-        ]
+        """Removes the images, and the stages that only they or their builders had."""
+        images = self.client.images.list(name=f"{engine.REPOSITORY}/{self.image}*")
+        layers = [each.attrs["RootFS"]["Layers"] for each in images]
         for each in self.client.images.list(name=engine.STAGE):
             own = each.attrs["RootFS"]["Layers"]
             roles = each.labels.get(engine.LABEL + "roles", "").split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from typing import Any
 
 import pytest
 from ansible_collections.modelarts.engine.plugins.module_utils import engine
@@ -45,12 +46,12 @@ def ships(wheel: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def shipping(builds: Builds, local_base: str) -> dict[str, str]:
+def shipping(builds: Builds, local_base: str) -> dict[str, Any]:
     epoch = named_base(builds.client, local_base, ships("0.7.2"), SHIPPED, "ships")
     return {"base_image_epoch": epoch, "trtllm_route": "image", "image_name": f"{builds.image}-taken"}
 
 
-def test_a_base_that_lacks_a_file_is_refused(builds: Builds, shipping: dict[str, str]) -> None:
+def test_a_base_that_lacks_a_file_is_refused(builds: Builds, shipping: dict[str, Any]) -> None:
     files = ["libtriton_tensorrtllm.so", "trtllmExecutorWorker"]
     more = builds.server.upstream.releases(builds.releases.parent / "more.yml", installed_files=files)
     done = builds.run(**shipping, trtllm_releases_file=str(more))
@@ -59,7 +60,7 @@ def test_a_base_that_lacks_a_file_is_refused(builds: Builds, shipping: dict[str,
     assert f"tritonserver:{miniature.BASE}-trtllm-python-py3" in done.stderr
 
 
-def test_a_base_that_ships_another_is_refused(builds: Builds, shipping: dict[str, str]) -> None:
+def test_a_base_that_ships_another_is_refused(builds: Builds, shipping: dict[str, Any]) -> None:
     other = builds.server.upstream.releases(builds.releases.parent / "wheel.yml", wheel="0.7.1")
     done = builds.run(**shipping, trtllm_releases_file=str(other))
     assert done.returncode == 1
@@ -67,7 +68,7 @@ def test_a_base_that_ships_another_is_refused(builds: Builds, shipping: dict[str
     assert "the base ships TensorRT-LLM 0.7.2" in done.stderr
 
 
-def test_what_the_base_ships_is_taken_and_nothing_is_compiled(builds: Builds, shipping: dict[str, str]) -> None:
+def test_what_the_base_ships_is_taken_and_nothing_is_compiled(builds: Builds, shipping: dict[str, Any]) -> None:
     done = builds.run(**shipping)
     assert done.returncode == 0, done.stdout + done.stderr
     image = f"{engine.REPOSITORY}/{shipping['image_name']}:latest"
