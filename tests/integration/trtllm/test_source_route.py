@@ -6,28 +6,24 @@ The tests of this file go on from one another, as a user would who meets one fau
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
+import small_llama
 from ansible_collections.modelarts.engine.plugins.module_utils import engine, rehearsal, serving
 
 from tests.fixtures import trtllm_upstream as miniature
 
-from .conftest import CUDA, Builds
+from .conftest import CUDA, ROOT, Builds
 
-ENGINE = "/home/mind/model/engine"
-# The tutorial's values.
-VALUES = {
-    "triton_max_batch_size": 1, "preprocessing_instance_count": 1, "postprocessing_instance_count": 1, "decoupled_mode": "False",
-    "max_queue_delay_microseconds": 600, "tokenizer_dir": "/home/mind/model/llama_7b", "tokenizer_type": "llama", "max_beam_width": 1,
-    "engine_dir": ENGINE, "max_tokens_in_paged_kv_cache": 2560, "max_attention_window_size": 2560, "kv_cache_free_gpu_mem_fraction": 0.5,
-    "exclude_input_in_output": "True", "enable_kv_cache_reuse": "False", "batching_strategy": "V1", "batch_scheduler_policy": "",
-    "enable_trt_overlap": "False",
-}  # fmt: skip
-ANSWER = "LlamaForCausalLM with 32 layers, TensorRT 9200, rank 0."
+ANSWER = "LlamaForCausalLM with 2 layers, TensorRT 9200, rank 0."
+NVIDIA_SMI = Path(__file__).parents[2] / "fixtures/trtllm_image/tools/nvidia-smi"
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -36,29 +32,58 @@ def lines(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {row[1]: row[2] for row in rows if len(row) > 2}
 
 
+@pytest.fixture
+def nothing_fetched(builds: Builds) -> Iterator[None]:
+    """Fails a test in which upstream is asked for anything."""
+    before = len(builds.server.requests)
+    yield
+    assert builds.server.requests[before:] == []
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """gpus(script): the environment of a host whose nvidia-smi, asked for its GPUs' compute capability, does that."""
+
+    def make(script: str) -> dict[str, str]:
+        tool = tmp_path / "nvidia-smi"
+        question = "--query-gpu=compute_cap --format=csv,noheader"
+        tool.write_text(f'#!/bin/sh\n[ "$*" = "{question}" ] || exit 6\n{script}\n')
+        tool.chmod(0o755)
+        return {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+
+    return make
+
+
+@pytest.mark.usefixtures("nothing_fetched")
 def test_what_is_not_given_is_asked_for_before_anything_starts(builds: Builds) -> None:
-    done = builds.run(trtllm_cuda_architectures=[])
-    assert done.returncode == 2
-    assert "trtllm_cuda_architectures must say for which GPUs" in done.stderr
     done = builds.run(trtllm_base="24.11")
     assert done.returncode == 2
     assert "error: trtllm_base: v0.7.2 on 24.11 is not a listed pair for the route source" in done.stderr
-    assert builds.server.requests == []
 
 
+@pytest.mark.usefixtures("nothing_fetched")
+@pytest.mark.parametrize("says", ["exit 9", "echo 'no devices were found'", "echo '[N/A]'"])
+def test_without_a_gpu_the_architectures_are_asked_for(
+    builds: Builds, gpus: Callable[[str], dict[str, str]], says: str
+) -> None:
+    done = builds.run(trtllm_cuda_architectures=[], environment=gpus(says))
+    assert done.returncode == 2
+    assert "trtllm_cuda_architectures must say for which GPUs" in done.stderr
+
+
+@pytest.mark.usefixtures("nothing_fetched")
 def test_a_base_with_another_cuda_is_refused_before_anything_is_fetched(builds: Builds) -> None:
     other = builds.server.upstream.releases(builds.releases.parent / "other.yml", cuda="12.6")
     done = builds.run(trtllm_releases_file=str(other))
     assert done.returncode == 1
     assert f"the base has nvcc of CUDA {CUDA}, this release is compiled with CUDA 12.6" in done.stderr
-    assert builds.server.requests == []
 
 
+@pytest.mark.usefixtures("nothing_fetched")
 def test_a_host_without_the_disk_is_refused_before_anything_is_fetched(builds: Builds) -> None:
     done = builds.run(trtllm_tools_min_disk_gb=10**6)
     assert done.returncode == 1
     assert "1000000 GB are needed (trtllm_tools_min_disk_gb)" in done.stderr
-    assert builds.server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -128,6 +153,19 @@ def test_a_second_build_touches_no_compiler(builds: Builds, image: str) -> None:
     assert len(builds.server.requests) == before
 
 
+def test_the_build_hosts_gpus_are_what_is_compiled_for(
+    builds: Builds, image: str, gpus: Callable[[str], dict[str, str]]
+) -> None:
+    """Two kinds of them: what was compiled for the same two by name is the same, and what was not is not."""
+    asked = gpus("printf '9.0\\n8.0\\n9.0\\n'")
+    done = builds.run(trtllm_cuda_architectures=[], environment=asked, image_name=f"{builds.image}-gpus")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cached = {name for name, what in lines(done).items() if what == "cached"}
+    assert cached == {"backend", "engine", "init", "proxy"}
+    labels = builds.client.images.get(f"{engine.REPOSITORY}/{builds.image}-gpus:latest").labels
+    assert labels["io.modelarts.engine.trtllm.cuda-architectures"] == "80-real 90-real"
+
+
 def test_it_says_what_it_is(builds: Builds, image: str) -> None:
     commits = builds.server.upstream.commits
     versions = json.loads(says(builds, image, "cat", "/opt/modelarts-engine/trtllm/versions.json"))
@@ -183,52 +221,44 @@ def test_the_serving_user_can_load_it_without_a_library_path(builds: Builds, ima
 
 @pytest.fixture(scope="module")
 def package(builds: Builds, image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder by hand: an engine made with the image's own tool, and the release's templates with the tutorial's values."""
+    """The model folder of a small llama, as a user makes it for this image and tries it there."""
     top = tmp_path_factory.mktemp("package")
-    model = top / "model"
-    (model / "llama_7b").mkdir(parents=True)
     for folder in (top, *top.parents[:2]):
         folder.chmod(folder.stat().st_mode | 0o055)  # pytest's folders are for their owner only
-    (model / "llama_7b/config.json").write_text(
-        json.dumps({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32})
+    source = small_llama.make(top / "hf")
+    release = {"trtllm_release": miniature.RELEASE, "trtllm_releases_file": str(builds.releases)}
+    command = [sys.executable, "runner.py", "package", "llama_7b", str(source), "--dest", str(top / "model")]
+    done = subprocess.run(
+        [*command, "--image", image, "-e", json.dumps(release)], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    (model / "llama_7b/tokenizer.model").write_text("words")
-    (model / "engine").mkdir(mode=0o777)
-    (model / "engine").chmod(0o777)
-    container = builds.client.containers.create(image, ["true"])
-    try:
-        blob = b"".join(container.get_archive("/opt/modelarts-engine/trtllm/all_models/inflight_batcher_llm")[0])
-    finally:
-        container.remove(v=True)
-    subprocess.run(["tar", "-xf", "-", "-C", str(model)], input=blob, check=True)
-    for config in model.rglob("config.pbtxt"):
-        text = config.read_text()
-        for name, value in VALUES.items():
-            text = text.replace("${" + name + "}", str(value))
-        assert "${" not in text
-        config.write_text(text)
-    tool = "/opt/modelarts-engine/trtllm/examples/llama/build.py"
-    arguments = ["--model_dir", "/home/mind/model/llama_7b", "--output_dir", ENGINE, "--dtype", "float16", "--use_gpt_attention_plugin", "float16"]  # fmt: skip
-    says(builds, image, "python3", tool, *arguments, user="1000:100", volumes=[f"{model}:/home/mind/model"])
-    (model / "triton_serving.sh").write_text(
-        "exec /opt/modelarts-engine/bin/start /home/mind/model/inflight_batcher_llm\n"
-    )
-    return model
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"fits {image}" in done.stdout
+    return top / "model"
 
 
 @pytest.fixture
 def service(builds: Builds, image: str, package: Path) -> Iterator[serving.Service]:
-    container = serving.run_as_platform(builds.client, image, package)
+    """It runs as the platform runs it, with nvidia-smi from the host, as the runtime of a GPU host gives it to a container."""
+    mounts = [
+        docker.types.Mount(to, str(path), type="bind", read_only=True)
+        for to, path in ((serving.MODEL_PATH, package), ("/usr/bin/nvidia-smi", NVIDIA_SMI))
+    ]
+    container = serving.run_as_platform(builds.client, image, package, mounts=mounts)
     try:
         yield serving.Service(container)
     finally:
         container.remove(force=True, v=True)
 
 
-def test_the_real_server_answers_the_tutorials_request_with_it(service: serving.Service) -> None:
+def test_the_package_is_served_with_what_was_compiled(service: serving.Service) -> None:
+    """Its start script builds the engine with the image's own tool, and the tutorial's request goes through all three models."""
     service.wait(120)
     asked = rehearsal.load("triton")
     assert service.infer(asked, "what is machine learning") == ANSWER
     assert service.infer(asked, "what is machine learning", max_tokens=5) == ANSWER[:5]
     model = json.loads(service.request("GET", "/v2/models/tensorrt_llm/config").read())
     assert model["backend"] == "tensorrtllm"
+    assert model["parameters"]["gpt_model_path"]["string_value"].startswith("/tmp/engines/")
+    said = service.container.logs().decode()
+    assert "examples/llama/build.py" in said
+    assert "triton_serving: built the engine" in said
