@@ -6,7 +6,7 @@ import base64
 import hashlib
 import io
 import json
-import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -17,18 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import docker
 import pytest
 import yaml
 
-from tests.bases import base_name
-from tests.integration.stages.conftest import ENGINE_URL, ROOT, Workshop
+from tests.bases import base_name, make_base
+from tests.fixtures import nested
+from tests.integration.stages.conftest import ENGINE_URL, Workshop
 
-# A container that may run an engine of its own, in its own network; it has no init system.
-MAY_RUN_CONTAINERS = ["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"]
-PACKAGES = "docker.io openssh-server docker-registry apache2-utils iptables"
-REGISTRY = "registry:5000"
-USER, PASSWORD = "builder", "planted-registry-password"
+PACKAGES = "docker.io openssh-server docker-registry iptables"
+# The hosts' own login, with which they pull the base, and that of the controller.
+USER, PASSWORD = "builder", f"hosts-{uuid.uuid4().hex}"
+CONTROLLER, CONTROLLER_PASSWORD = "controller", f"planted-{uuid.uuid4().hex}"
 
 SET_UP = f"""
 set -eu
@@ -36,14 +37,13 @@ export DEBIAN_FRONTEND=noninteractive
 printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d; chmod 0755 /usr/sbin/policy-rc.d
 apt-get -qq update && apt-get -qq install -y --no-install-recommends {PACKAGES} >/dev/null
 useradd --create-home --shell /bin/sh --groups docker {USER}
-mkdir -p /run/sshd /etc/docker/certs.d/{REGISTRY}
 """
 
 HOST = f"""
 set -eu
 mkdir -p /run/sshd /home/{USER}/.ssh
 cp /rack/key.pub /home/{USER}/.ssh/authorized_keys; chown -R {USER}: /home/{USER}/.ssh; chmod -R go= /home/{USER}/.ssh
-cp /rack/ca.crt /etc/docker/certs.d/{REGISTRY}/ca.crt
+site=$(cat /rack/site); mkdir -p "/etc/docker/certs.d/$site"; cp /rack/ca.crt "/etc/docker/certs.d/$site/ca.crt"
 /usr/sbin/sshd -o PasswordAuthentication=no -o PermitRootLogin=no
 while :; do
   rm -f /var/run/docker.pid
@@ -51,12 +51,35 @@ while :; do
 done
 """
 
-REGISTRY_CONFIG = {
-    "version": 0.1,
-    "storage": {"filesystem": {"rootdirectory": "/var/lib/registry"}, "delete": {"enabled": True}},
-    "http": {"addr": ":5000", "tls": {"certificate": "/rack/registry.crt", "key": "/rack/registry.key"}},
-    "auth": {"htpasswd": {"realm": "rack", "path": "/rack/htpasswd"}},
-}
+REGISTRY = "until test -s /rack/registry.crt; do sleep 0.05; done; exec docker-registry serve /rack/registry.yml"
+
+
+def registry_config(port: int, *, delete: bool) -> bytes:
+    """What docker-registry is told; all of them have the same storage."""
+    config = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": "/var/lib/registry"}, "delete": {"enabled": delete}},
+        "http": {"addr": f":{port}", "tls": {"certificate": "/rack/registry.crt", "key": "/rack/registry.key"}},
+        "auth": {"htpasswd": {"realm": "rack", "path": "/rack/htpasswd"}},
+    }
+    return yaml.safe_dump(config).encode()
+
+
+PORT = {"alpha_port": {"type": "int", "default": 80}}
+WRITE = [
+    {
+        "name": "Write",
+        "ansible.builtin.copy": {"content": "port {{ alpha_port }}\n", "dest": "/etc/alpha", "mode": "0644"},
+    }
+]
+WORD = {"beta_word": {"type": "str", "default": "none"}}
+OTHER = [
+    {
+        "name": "Write",
+        "ansible.builtin.copy": {"content": "word {{ beta_word }}\n", "dest": "/etc/beta", "mode": "0644"},
+    }
+]
+Stages = list[tuple[str, list[str]]]
 
 
 def wait_until(what: str, condition: Callable[[], Any], seconds: float = 60) -> Any:
@@ -91,9 +114,9 @@ class Host:
         """Whether its engine answers."""
         return "Server Version" in self.run("docker", "info", check=False)
 
-    def log_in(self) -> None:
+    def log_in(self, registry: str) -> None:
         """What the host's administrator does, so that its user may pull the base."""
-        login = f"echo {PASSWORD} | docker login --username {USER} --password-stdin {REGISTRY}"
+        login = f"echo {PASSWORD} | docker login --username {USER} --password-stdin {registry}"
         self.run("su", USER, "-c", login)
 
     def images(self) -> set[str]:
@@ -109,6 +132,13 @@ class Host:
         names = [name for name in self.images() if name.startswith("modelarts-engine/") and "/base:" not in name]
         self.run("docker", "rmi", "--force", *names)
 
+    def with_words(self) -> list[str]:
+        """Files of its whole disk, its engine's included, that have one of the words in the rack's file `words`."""
+        found = ["grep", "-rlFs", "-D", "skip", "-f", "/rack/words", "/"]
+        for folder in ("proc", "sys", "dev", "rack"):
+            found.insert(1, f"--exclude-dir={folder}")
+        return self.run(*found, check=False).split()
+
     def labelled(self, image: str, label: str) -> str:
         return self.run("docker", "inspect", "--format", f'{{{{index .Config.Labels "{label}"}}}}', image).strip()
 
@@ -119,11 +149,12 @@ class Host:
 
 @dataclass
 class Rack:
-    """Hosts `a` and `b` with a registry; `folder` holds the keys and certificates."""
+    """Hosts `a` and `b` with a registry; `folder` holds the keys and certificates, `site` is the registry's address and port."""
 
     folder: Path
     hosts: dict[str, Host]
     registry: Host
+    site: str
     base: dict[str, str]
     known_hosts: Path
     more: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -153,9 +184,22 @@ class Rack:
         }
         return {"build_hosts": {"hosts": hosts}}
 
+    @property
+    def cache(self) -> str:
+        """The repository that the hosts share."""
+        return f"{self.site}/rack/cache"
+
     def environment(self) -> dict[str, str]:
         """What the controller's user has: a Docker configuration with the registry's login."""
         return {"DOCKER_CONFIG": str(self.folder / "docker")}
+
+    def credentials(self) -> dict[str, str]:
+        """What a CI job has instead: the login in its environment, and no Docker configuration."""
+        return {
+            "DOCKER_CONFIG": str(self.folder / "none"),
+            "REGISTRY_USERNAME": CONTROLLER,
+            "REGISTRY_PASSWORD": CONTROLLER_PASSWORD,
+        }
 
 
 class RemoteWorkshop(Workshop):
@@ -172,55 +216,31 @@ class RemoteWorkshop(Workshop):
         return command
 
     def environment(self, **more: str) -> dict[str, str]:
-        return super().environment(**self.rack.environment(), **more)
+        return super().environment(**{**self.rack.environment(), **more})
 
     def runner_command(self, *arguments: str) -> list[str]:
         """The runner's `build` on the rack."""
         return [sys.executable, "runner.py", "build", *arguments, "-i", "hosts.yml", "-e", "image_model="]
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Runs the runner's `build` to its end."""
-        return subprocess.run(
-            self.runner_command(*arguments),
-            cwd=self.root,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return self._run(self.runner_command(*arguments), more)
+
+    def command_line(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Runs another command of the runner."""
+        return self._run([sys.executable, "runner.py", *arguments], more)
+
+    def _run(self, command: list[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        environment = self.environment(**more)
+        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)
 
 
 def _image(client: docker.DockerClient) -> str:
     """The containers' image: Debian with an engine, sshd and a registry, made once."""
-    base = base_name("debian")
+    base = make_base("debian")
     name = f"modelarts-engine/test-rack:{hashlib.sha256((base + SET_UP).encode()).hexdigest()[:12]}"
     if client.images.list(name):
         return name
-    arguments = {"base_image_name": base, "base_image_flavour": "debian", "base_image_engine_url": ENGINE_URL}
-    play = [
-        {
-            "name": "Base",
-            "hosts": "localhost",
-            "gather_facts": False,
-            "tasks": [{"name": "Make", "ansible.builtin.include_role": {"name": "modelarts.engine.base_image"}, "vars": arguments}],
-        }
-    ]  # fmt: skip
-    book = Path(f"/tmp/modelarts-engine-rack-{uuid.uuid4().hex}.yml")
-    book.write_text(json.dumps(play))
-    try:
-        command = [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            "-i",
-            "localhost,",
-            "-c",
-            "local",
-            str(book),
-        ]
-        command += ["-e", f"ansible_python_interpreter={sys.executable}"]
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
-    finally:
-        book.unlink()
     made = client.containers.run(base, ["sleep", "infinity"], detach=True, init=True)
     try:
         code, output = made.exec_run(["sh", "-c", SET_UP])
@@ -236,13 +256,15 @@ def _openssl(*arguments: str, folder: Path) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def _certificates(folder: Path) -> None:
+def _certificates(folder: Path, address: str) -> None:
+    """A CA, the registry's certificate for its address, and a key for SSH."""
     ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     _openssl("req", "-x509", *ec, "-subj", "/CN=Rack CA", "-keyout", "ca.key", "-out", "ca.crt", folder=folder)
     _openssl("req", *ec[:-2], "-subj", "/CN=registry", "-keyout", "registry.key", "-out", "registry.csr", folder=folder)
-    (folder / "san").write_text("subjectAltName=DNS:registry\n")
+    (folder / "san").write_text(f"subjectAltName=IP:{address}\n")
     signer = ["-CA", "ca.crt", "-CAkey", "ca.key", "-set_serial", "1", "-days", "2", "-extfile", "san"]
-    _openssl("x509", "-req", "-in", "registry.csr", *signer, "-out", "registry.crt", folder=folder)
+    _openssl("x509", "-req", "-in", "registry.csr", *signer, "-out", "made.crt", folder=folder)
+    (folder / "made.crt").rename(folder / "registry.crt")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
 
 
@@ -262,47 +284,39 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     client = docker.DockerClient(base_url=ENGINE_URL, timeout=300)
     image = _image(client)
     folder = tmp_path_factory.mktemp("rack")
-    _certificates(folder)
     network = client.networks.create(f"modelarts-engine-rack-{uuid.uuid4().hex[:8]}")
     started: dict[str, Host] = {}
 
     def start(name: str, script: str, **options: Any) -> Host:
+        options = {"detach": True, "init": True, **options}
         container = client.containers.create(
-            image, ["sh", "-c", script], detach=True, init=True, hostname=name, name=f"{network.name}-{name}",
-            volumes={str(folder): {"bind": "/rack", "mode": "ro"}, **options.pop("volumes", {})}, network=network.name, **options,
+            image, ["sh", "-c", script], hostname=name, name=f"{network.name}-{name}", network=network.name,
+            **{**options, "volumes": {**options.get("volumes", {}), str(folder): {"bind": "/rack", "mode": "ro"}}},
         )  # fmt: skip
-        network.disconnect(container)
-        network.connect(container, aliases=[name])
         container.start()
         started[name] = Host(name, container)
         return started[name]
 
     try:
-        done = client.containers.run(
-            image, ["htpasswd", "-nbB", USER, PASSWORD], remove=True, volumes={str(folder): {"bind": "/rack", "mode": "rw"}}
-        )  # fmt: skip
-        (folder / "htpasswd").write_bytes(done)
-        (folder / "registry.yml").write_text(yaml.safe_dump(REGISTRY_CONFIG))
-        registry = start("registry", "exec docker-registry serve /rack/registry.yml")
+        users = [(USER, PASSWORD), (CONTROLLER, CONTROLLER_PASSWORD)]
+        words = [f"{name}:{bcrypt.hashpw(word.encode(), bcrypt.gensalt(4)).decode()}\n" for name, word in users]
+        (folder / "htpasswd").write_text("".join(words))
+        (folder / "registry.yml").write_bytes(registry_config(5000, delete=True))
+        registry = start("registry", REGISTRY)
+        site = f"{registry.address}:5000"
+        (folder / "site").write_text(site)
+        _certificates(folder, registry.address)
         for name in ("a", "b"):
-            start(
-                name,
-                HOST,
-                cap_add=MAY_RUN_CONTAINERS,
-                security_opt=["seccomp=unconfined", "apparmor=unconfined"],
-                device_cgroup_rules=["a *:* rwm"],
-                volumes={"/sys/fs/cgroup": {"bind": "/sys/fs/cgroup", "mode": "rw"}},
-                mounts=[docker.types.Mount("/var/lib/docker", None, type="volume")],
-            )
+            start(name, HOST, **nested.options())
         hosts = {name: started[name] for name in ("a", "b")}
         for host in hosts.values():
             wait_until("an engine answers", host.answers)
         (folder / "docker").mkdir()
-        login = {"auths": {REGISTRY: {"auth": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()}}}
+        login = {"auths": {site: {"auth": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()}}}
         (folder / "docker/config.json").write_text(json.dumps(login))
         for host in hosts.values():
-            host.log_in()
-        made = Rack(folder, hosts, registry, _base(client, hosts["a"]), folder / "known_hosts")
+            host.log_in(site)
+        made = Rack(folder, hosts, registry, site, _base(client, hosts["a"], site), folder / "known_hosts")
         made.refresh()
         yield made
     finally:
@@ -311,9 +325,9 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         network.remove()
 
 
-def _base(client: docker.DockerClient, host: Host) -> dict[str, str]:
+def _base(client: docker.DockerClient, host: Host, site: str) -> dict[str, str]:
     """Brings the base into the registry, through a host's engine; returns how it is pulled."""
-    name = f"{REGISTRY}/rack/base:1"
+    name = f"{site}/rack/base:1"
     put(host.container, {"base.tar": b"".join(client.images.get(base_name("debian")).save(named=True))}, "/var/tmp")
     host.run("docker", "load", "--quiet", "--input", "/var/tmp/base.tar")
     host.run("docker", "tag", base_name("debian"), name)
@@ -322,7 +336,7 @@ def _base(client: docker.DockerClient, host: Host) -> dict[str, str]:
     host.run("docker", "rmi", "--force", name, base_name("debian"))
     return {
         "base_image_source": "pull",
-        "base_image_reference": f"{REGISTRY}/rack/base",
+        "base_image_reference": f"{site}/rack/base",
         "base_image_digest": digest,
     }
 
@@ -336,3 +350,25 @@ def remote(tmp_path: Path, rack: Rack) -> Iterator[RemoteWorkshop]:
     for host in rack.hosts.values():
         host.run("sh", "-c", "docker ps -aq | xargs -r docker rm -fv; docker image prune -af")
     rack.registry.run("sh", "-c", "rm -rf /var/lib/registry/docker/registry/v2/repositories/rack/cache*")
+
+
+@pytest.fixture
+def stages(remote: RemoteWorkshop) -> Stages:
+    remote.role("alpha", WRITE, PORT)
+    remote.role("beta", OTHER, WORD)
+    return [("first", ["alpha"]), ("second", ["beta"])]
+
+
+def built(output: str) -> list[str]:
+    """Stages that were built, as the runner tells it."""
+    return re.findall(r"(\w+) +built, ", output)
+
+
+def matrix(remote: RemoteWorkshop, words: list[str], **variables: Any) -> str:
+    """A file of images that differ in their second stage."""
+    jobs = [
+        {"image": remote.image, "name": f"{remote.image}-{word}", "variables": {"beta_word": word, **variables}}
+        for word in words
+    ]
+    (remote.root / "images.yml").write_text(json.dumps(jobs))
+    return "images.yml"

@@ -6,44 +6,13 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .conftest import PASSWORD, REGISTRY, RemoteWorkshop, wait_until
-
-PORT = {"alpha_port": {"type": "int", "default": 80}}
-WRITE = [
-    {
-        "name": "Write",
-        "ansible.builtin.copy": {"content": "port {{ alpha_port }}\n", "dest": "/etc/alpha", "mode": "0644"},
-    }
-]
-WORD = {"beta_word": {"type": "str", "default": "none"}}
-OTHER = [
-    {
-        "name": "Write",
-        "ansible.builtin.copy": {"content": "word {{ beta_word }}\n", "dest": "/etc/beta", "mode": "0644"},
-    }
-]
-CACHE = f"{REGISTRY}/rack/cache"
+from .conftest import PASSWORD, PORT, WRITE, RemoteWorkshop, Stages, built, matrix, wait_until
 
 
-@pytest.fixture
-def stages(remote: RemoteWorkshop) -> list[tuple[str, list[str]]]:
-    remote.role("alpha", WRITE, PORT)
-    remote.role("beta", OTHER, WORD)
-    return [("first", ["alpha"]), ("second", ["beta"])]
-
-
-def built(output: str) -> list[str]:
-    """Stages that were built, as the runner tells it."""
-    return re.findall(r"(\w+) +built, ", output)
-
-
-def test_each_host_builds_its_own_and_nothing_is_mixed(
-    remote: RemoteWorkshop, stages: list[tuple[str, list[str]]]
-) -> None:
+def test_each_host_builds_its_own_and_nothing_is_mixed(remote: RemoteWorkshop, stages: Stages) -> None:
     """One run, so the build containers of both hosts and their images have the same names."""
     remote.rack.more.update(a={"alpha_port": 8001}, b={"alpha_port": 8002})
     done = remote.build(stages)
@@ -61,9 +30,7 @@ def test_each_host_builds_its_own_and_nothing_is_mixed(
     assert "Start the build container" not in again.stdout
 
 
-def test_a_host_whose_key_is_not_known_is_not_used(
-    remote: RemoteWorkshop, stages: list[tuple[str, list[str]]], tmp_path: Path
-) -> None:
+def test_a_host_whose_key_is_not_known_is_not_used(remote: RemoteWorkshop, stages: Stages, tmp_path: Path) -> None:
     (tmp_path / "nobody").touch()
     options = f"-o UserKnownHostsFile={tmp_path / 'nobody'} -o StrictHostKeyChecking=yes"
     remote.rack.more.update(a={"ansible_ssh_common_args": options})
@@ -74,22 +41,10 @@ def test_a_host_whose_key_is_not_known_is_not_used(
     assert not [name for name in remote.rack.hosts["a"].images() if name.startswith("modelarts-engine/stage")]
 
 
-def matrix(remote: RemoteWorkshop, words: list[str], **variables: Any) -> str:
-    """A file of images that differ in their second stage."""
-    jobs = [
-        {"image": remote.image, "name": f"{remote.image}-{word}", "variables": {"beta_word": word, **variables}}
-        for word in words
-    ]
-    (remote.root / "images.yml").write_text(json.dumps(jobs))
-    return "images.yml"
-
-
-def test_four_images_on_two_hosts_build_each_stage_once(
-    remote: RemoteWorkshop, stages: list[tuple[str, list[str]]]
-) -> None:
+def test_four_images_on_two_hosts_build_each_stage_once(remote: RemoteWorkshop, stages: Stages) -> None:
     remote.command(stages)
     words = ["one", "two", "three", "four"]
-    done = remote.run("--matrix", matrix(remote, words, image_cache=CACHE))
+    done = remote.run("--matrix", matrix(remote, words, image_cache=remote.rack.cache))
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(built(done.stdout)) == ["first", "second", "second", "second", "second"]
     where = {word: [n for n, h in remote.rack.hosts.items() if h.images() & {f"modelarts-engine/{remote.image}-{word}:latest"}] for word in words}  # fmt: skip
@@ -102,7 +57,7 @@ def test_four_images_on_two_hosts_build_each_stage_once(
     assert PASSWORD not in log + done.stdout
 
 
-def test_a_failed_image_fails_alone(remote: RemoteWorkshop, stages: list[tuple[str, list[str]]]) -> None:
+def test_a_failed_image_fails_alone(remote: RemoteWorkshop, stages: Stages) -> None:
     remote.command(stages)
     file = matrix(remote, ["good", "bad"])
     jobs = json.loads((remote.root / file).read_text())
@@ -115,7 +70,7 @@ def test_a_failed_image_fails_alone(remote: RemoteWorkshop, stages: list[tuple[s
 
 
 def test_a_host_that_drops_gives_its_image_to_another_and_is_cleaned_later(
-    remote: RemoteWorkshop, stages: list[tuple[str, list[str]]]
+    remote: RemoteWorkshop, stages: Stages
 ) -> None:
     """The engine of `a` dies in the middle of a stage, when the task says so."""
     wait = {
@@ -145,11 +100,9 @@ def test_a_host_that_drops_gives_its_image_to_another_and_is_cleaned_later(
     assert a.run("docker", "ps", "--all", "--quiet").strip() == ""
 
 
-def test_another_host_takes_everything_from_the_cache(
-    remote: RemoteWorkshop, stages: list[tuple[str, list[str]]]
-) -> None:
+def test_another_host_takes_everything_from_the_cache(remote: RemoteWorkshop, stages: Stages) -> None:
     remote.command(stages)
-    cache = f"image_cache={CACHE}"
+    cache = f"image_cache={remote.rack.cache}"
     first = remote.run(remote.image, "--hosts", "a", "-e", cache)
     assert (first.returncode, built(first.stdout)) == (0, ["first", "second"]), first.stdout + first.stderr
     second = remote.run(remote.image, "--hosts", "b", "-e", cache)
@@ -157,27 +110,29 @@ def test_another_host_takes_everything_from_the_cache(
     name = f"modelarts-engine/{remote.image}:latest"
     ids = {host.run("docker", "inspect", "--format", "{{.Id}}", name) for host in remote.rack.hosts.values()}
     assert len(ids) == 1
-    assert not [image for image in remote.rack.hosts["b"].images() if image.startswith(REGISTRY) and "cache" in image]
+    assert not [
+        image for image in remote.rack.hosts["b"].images() if image.startswith(remote.rack.site) and "cache" in image
+    ]
 
 
 def plant(remote: RemoteWorkshop, how: str, key: str, seal: str) -> None:
     """Spoils one entry of the cache."""
-    a, registry = remote.rack.hosts["a"], remote.rack.registry
-    a.run("su", "builder", "-c", f"docker pull --quiet {CACHE}:{key}")
+    a, registry, cache = remote.rack.hosts["a"], remote.rack.registry, remote.rack.cache
+    a.run("su", "builder", "-c", f"docker pull --quiet {cache}:{key}")
     if how == "another last layer":
         made = a.run(
             "docker", "create", "--entrypoint", "sh", f"modelarts-engine/stage:{remote.keys[0]}", "-c", "true"
         ).strip()
-        labels = json.loads(a.run("docker", "inspect", "--format", "{{json .Config.Labels}}", f"{CACHE}:{key}"))
+        labels = json.loads(a.run("docker", "inspect", "--format", "{{json .Config.Labels}}", f"{cache}:{key}"))
         changes = " ".join(f"--change 'LABEL {name}={json.dumps(value)}'" for name, value in labels.items())
-        a.run("sh", "-c", f"echo planted >/tmp/p && docker cp /tmp/p {made}:/etc/planted && docker commit {changes} {made} {CACHE}:{key}")  # fmt: skip
+        a.run("sh", "-c", f"echo planted >/tmp/p && docker cp /tmp/p {made}:/etc/planted && docker commit {changes} {made} {cache}:{key}")  # fmt: skip
     elif how == "a truncated layer":
-        layer = json.loads(a.run("su", "builder", "-c", f"docker manifest inspect {CACHE}:{key}"))
+        layer = json.loads(a.run("su", "builder", "-c", f"docker manifest inspect {cache}:{key}"))
         digest = layer["layers"][-1]["digest"].partition(":")[2]
         path = f"/var/lib/registry/docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data"
         registry.run("sh", "-c", f"head -c 20 {path} >/tmp/half && cp /tmp/half {path}")
         return
-    a.run("su", "builder", "-c", f"docker push --quiet {CACHE}:{key}")
+    a.run("su", "builder", "-c", f"docker push --quiet {cache}:{key}")
 
 
 @pytest.mark.parametrize(
@@ -188,10 +143,10 @@ def plant(remote: RemoteWorkshop, how: str, key: str, seal: str) -> None:
     ],
 )
 def test_a_spoilt_entry_is_told_built_again_and_published_again(
-    remote: RemoteWorkshop, stages: list[tuple[str, list[str]]], how: str, said: str
+    remote: RemoteWorkshop, stages: Stages, how: str, said: str
 ) -> None:
     remote.command(stages)
-    cache = f"image_cache={CACHE}"
+    cache = f"image_cache={remote.rack.cache}"
     assert remote.run(remote.image, "--hosts", "a", "-e", cache).returncode == 0
     name = f"modelarts-engine/{remote.image}:latest"
     key = remote.rack.hosts["a"].labelled(name, "io.modelarts.engine.key")
@@ -206,12 +161,12 @@ def test_a_spoilt_entry_is_told_built_again_and_published_again(
     assert (third.returncode, built(third.stdout)) == (0, []), third.stdout
 
 
-def test_without_the_secret_nothing_can_be_planted(remote: RemoteWorkshop, stages: list[tuple[str, list[str]]]) -> None:
+def test_without_the_secret_nothing_can_be_planted(remote: RemoteWorkshop, stages: Stages) -> None:
     secret = remote.root / "secret"
     secret.write_text("planted-seal-secret\n")
     remote.command(stages)
-    assert remote.run(remote.image, "--hosts", "a", "-e", f"image_cache={CACHE}").returncode == 0
-    options = ["-e", f"image_cache={CACHE}", "-e", f"image_cache_secret_file={secret}"]
+    assert remote.run(remote.image, "--hosts", "a", "-e", f"image_cache={remote.rack.cache}").returncode == 0
+    options = ["-e", f"image_cache={remote.rack.cache}", "-e", f"image_cache_secret_file={secret}"]
     sealed = remote.run(remote.image, "--hosts", "b", *options)
     assert (sealed.returncode, built(sealed.stdout)) == (0, ["first", "second"])
     remote.rack.hosts["a"].forget_stages()
@@ -230,7 +185,7 @@ def test_without_the_secret_nothing_can_be_planted(remote: RemoteWorkshop, stage
     ],
 )
 def test_bad_input_is_refused_before_a_host_is_reached(
-    remote: RemoteWorkshop, stages: list[tuple[str, list[str]]], arguments: list[str], said: str
+    remote: RemoteWorkshop, stages: Stages, arguments: list[str], said: str
 ) -> None:
     remote.command(stages)
     done = remote.run(remote.image, *arguments)
