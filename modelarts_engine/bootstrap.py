@@ -19,6 +19,8 @@ VENV = ROOT / ".venv"
 MARKER = VENV / "complete"
 LOCK = ROOT / ".cache" / "venv.lock"
 NOT_FIT = 3
+# The interpreter itself, also where this runs in the environment that is about to be replaced.
+PYTHON = getattr(sys, "_base_executable", "") or sys.executable
 
 
 def _stop(message: str) -> NoReturn:
@@ -111,7 +113,7 @@ def _install(locks: list[Path], *, keep: bool) -> None:
 
 
 def _make_venv() -> None:
-    command = [sys.executable, "-m", "venv", str(VENV)]
+    command = [PYTHON, "-m", "venv", str(VENV)]
     if not _has_ensurepip():
         # Debian keeps the module that puts pip into an environment in a package of its own.
         apt = shutil.which("apt-get")
@@ -133,4 +135,4 @@ def _make_venv() -> None:
 
 
 def _has_ensurepip() -> bool:
-    return subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+    return subprocess.run([PYTHON, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 from modelarts_engine import cache as kept
 from modelarts_engine import package as packages
 from modelarts_engine import push as pushing
-from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run
+from modelarts_engine.playbook import DONE, FAILED, NOT_FIT, ROOT, USAGE, run, user_cache
 from modelarts_engine.progress import Progress
 
 # Errors that end a command with a message, by the names of classes that are only imported when they are needed.
@@ -22,6 +24,7 @@ CODES = {
     "UnreachableError": NOT_FIT,
     "NotFitError": NOT_FIT,
     "EngineError": FAILED,
+    "NoImageError": USAGE,
     "ServingError": FAILED,
     "InputError": USAGE,
     "RehearsalError": USAGE,
@@ -32,6 +35,10 @@ CODES = {
     "SecretsError": USAGE,
     "CertificateError": FAILED,
 }
+
+
+# A disk that takes no more is nothing that was typed wrong.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def _recipes() -> list[str]:
@@ -128,12 +135,6 @@ def _build(arguments: argparse.Namespace, recipe: str, extra: dict[str, Any]) ->
             progress=progress,
             timeout=arguments.timeout,
         )
-    named = [result for result in outcome.of("image_stage") if result.get("image") == image and "names" in result]
-    if outcome.code == DONE and not named:
-        progress.error(
-            f"no image was built: no host of the inventory matches {extra.get('image_hosts', 'build_hosts')}"
-        )
-        outcome.code = USAGE
     for result in outcome.of("image_rehearse"):
         if "answer" in result:
             print(f"\n  {result['prompt']}\n  > {_shown(result['answer'])}\n")
@@ -172,8 +173,7 @@ def _shown(answer: Any) -> str:
 
 def _model(arguments: argparse.Namespace, engine: str) -> Path:
     """The model folder that was named, or the one that a local build of this engine makes."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(arguments.model or Path(cache) / "modelarts-engine/models" / engine / "model")
+    return Path(arguments.model or user_cache() / "models" / engine / "model")
 
 
 def _client(arguments: argparse.Namespace) -> Any:
@@ -187,13 +187,8 @@ def serve(arguments: argparse.Namespace) -> int:
     from modelarts_engine import engine_client
 
     client = _client(arguments)
-    current = engine_client.running(client)
-    if current is not None:
-        print(f"stopping the running {current.image.tags[0] if current.image.tags else current.short_id}")
-        current.stop(timeout=90)
-        current.remove(v=True)
     if arguments.stop:
-        engine_client.engine.remove(client, engine_client.SERVED)
+        _stop(client)
         return DONE
     image = engine_client.find_image(client, arguments.image)
     asked = engine_client.rehearsal.of_image(client.api.inspect_image(image))
@@ -201,7 +196,7 @@ def serve(arguments: argparse.Namespace) -> int:
     if not model.is_dir():
         print(f"error: there is no model folder {model}; give one with --model", file=sys.stderr)
         return USAGE
-    engine_client.engine.remove(client, engine_client.SERVED)
+    _stop(client)
     try:
         with engine_client.engine.engine_errors():
             container = engine_client.serving.run_as_platform(
@@ -222,10 +217,24 @@ def serve(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _stop(client: Any) -> None:
+    """Ends what is served, and removes what a service that died has left."""
+    from modelarts_engine import engine_client
+
+    container = engine_client.running(client)
+    if container is not None:
+        print(f"stopping {container.attrs['Config']['Image']} after what is in flight", flush=True)
+        with engine_client.engine.engine_errors():
+            engine_client.serving.Service(container).stop()
+    engine_client.engine.remove(client, engine_client.SERVED)
+
+
 def infer(arguments: argparse.Namespace) -> int:
     """Asks the image that `serve` keeps up."""
     from modelarts_engine import engine_client
 
+    if not arguments.text.strip():
+        raise ValueError("there is nothing to ask: the text is empty")
     container = engine_client.running(_client(arguments))
     if container is None:
         print("error: nothing is served; start it with ./runner.py serve triton", file=sys.stderr)
@@ -245,6 +254,11 @@ def verify(arguments: argparse.Namespace) -> int:
     """Checks an image against the platform's contract, clause by clause."""
     from modelarts_engine import engine_client
 
+    if shutil.which("docker") is None:  # what testinfra reaches a container with
+        print(
+            "error: verify needs the command docker (on Debian and Ubuntu: apt-get install docker.io)", file=sys.stderr
+        )
+        return NOT_FIT
     client = _client(arguments)
     image = engine_client.find_image(client, arguments.image)
     asked = engine_client.rehearsal.of_image(client.api.inspect_image(image))
@@ -260,7 +274,8 @@ def verify(arguments: argparse.Namespace) -> int:
         f"--model={_model(arguments, asked.engine)}",
         f"--engine-url={url}",
     ]
-    return DONE if subprocess.run([*command, *arguments.pytest], cwd=ROOT, check=False).returncode == 0 else FAILED
+    code = subprocess.run([*command, *arguments.pytest], cwd=ROOT, check=False).returncode
+    return {0: DONE, 4: USAGE}.get(code, FAILED)  # 4: pytest refuses its arguments
 
 
 def test(arguments: argparse.Namespace) -> int:
@@ -277,6 +292,27 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    """A whole number above 0."""
+    if not _count(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
+    return int(text)
+
+
+def _version() -> str:
+    import yaml
+
+    return str(yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"])
+
+
+class _ShowVersion(argparse.Action):
+    """`--version`: reads the version only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(_version())
+        parser.exit()
+
+
 def _port(text: str) -> int:
     """A port of this machine; 0 for any."""
     if _count(text) > 65535:
@@ -290,10 +326,13 @@ def parser() -> argparse.ArgumentParser:
         prog="runner.py", description="Turn a stock inference server into a ModelArts custom engine image.",
         epilog="Exit codes: 0 done, 1 the build or check failed, 2 wrong usage or input, 3 the host is not fit, 130 interrupted.",
     )  # fmt: skip
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, function: Any, *, playbook: bool = False, engine: bool = False) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=(function.__doc__ or "").splitlines()[0], description=function.__doc__)
+        command = commands.add_parser(
+            name, allow_abbrev=False, help=(function.__doc__ or "").splitlines()[0], description=function.__doc__
+        )
         command.set_defaults(function=function)
         if playbook:
             command.add_argument("-i", "--inventory", help="inventory, default inventories/local")
@@ -315,25 +354,34 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--matrix", metavar="FILE", help="a YAML list of images: image, name, inventory, variables")
     command.add_argument("--rebuild", metavar="STAGE", help="build this stage and those after it again")
     command.add_argument("--rehearse", action="store_true", help="rehearse an image that was proven before, too")
-    command.add_argument("--timeout", type=_count, default=0, metavar="SECONDS", help="give up after this time")
+    command.add_argument(
+        "--timeout", type=_count, default=0, metavar="SECONDS", help="give up after this time, default never"
+    )
     packages.arguments(add("package", package, playbook=True, engine=True))
     command = add("serve", serve, engine=True)
     command.add_argument(
-        "image", nargs="?", default="triton", help="an image, triton for modelarts-engine/triton:latest"
+        "image",
+        nargs="?",
+        default="triton",
+        help="an image; triton, the default, is short for modelarts-engine/triton:latest",
     )
     command.add_argument(
         "--model", metavar="DIR", help="model folder, default the model that the local build of its engine made"
     )
     command.add_argument("--port", type=_port, default=8080, help="port on loopback, default 8080; 0 takes a free one")
     command.add_argument(
-        "--wait", type=float, default=120, metavar="SECONDS", help="how long the image may take to be healthy"
+        "--wait",
+        type=float,
+        default=120,
+        metavar="SECONDS",
+        help="how long the image may take to be healthy, default 120",
     )
-    command.add_argument("--stop", action="store_true", help="stop what is served")
+    command.add_argument("--stop", action="store_true", help="stop what is served; there is one service a machine")
     command = add("infer", infer, engine=True)
     command.add_argument(
         "text", help='what to ask: a text, or JSON such as "[1.0, 2.0]" where the engine takes numbers'
     )
-    command.add_argument("--max-tokens", type=_count, default=64)
+    command.add_argument("--max-tokens", type=_positive, default=64, help="tokens of the answer at most, default 64")
     command.add_argument("--stream", action="store_true", help="print the answer as it is made")
     command = add("verify", verify, engine=True)
     command.add_argument("image", help="an image, triton for modelarts-engine/triton:latest")
@@ -356,8 +404,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Runs one command; returns the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as this runs
     arguments = parser().parse_args(argv)
     os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
+    os.environ.setdefault("ANSIBLE_LOCAL_TEMP", str(ROOT / ".cache" / "ansible-tmp"))
     inventory = getattr(arguments, "inventory", None)
     if inventory and "," not in inventory and not Path(inventory).exists():
         print(
@@ -370,9 +422,13 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("error: standard output was closed before all was said", file=sys.stderr)
+        return FAILED
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return USAGE
+        return NOT_FIT if getattr(error, "errno", None) in FULL else USAGE
     except Exception as error:
         kind = type(error).__name__
         if kind not in CODES:

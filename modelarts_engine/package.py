@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modelarts_engine.playbook import DONE, FAILED, ROOT, USAGE, Outcome, run
+from modelarts_engine.playbook import DONE, FAILED, ROOT, USAGE, Outcome, run, user_cache
 from modelarts_engine.progress import Progress
 
 
@@ -96,8 +97,11 @@ def write(
         raise keys.InputError(
             f"the package {what.name} is made of a folder: ./runner.py package {what.name} DIR. {_text(options[what.directory])}"
         )
+    for name, source in what.follows.items():
+        if options[name].get("required") and name not in given:
+            raise keys.InputError(f"the package {what.name} needs -e {source}=…: {_text(options[name])}")
     name = f"{what.role}_dest"
-    path = Path(dest or given.get(name) or Path.home() / ".cache/modelarts-engine/packages" / what.name / "model")
+    path = Path(dest or given.get(name) or user_cache() / "packages" / what.name / "model")
     given[name] = str(path.expanduser().absolute())
     checked = keys.arguments(options, given, what.role)
     outcome = run(
@@ -112,7 +116,8 @@ def write(
 def _text(option: dict[str, Any]) -> str:
     """An argument's description as one line."""
     said = option.get("description") or ""
-    return " ".join(said) if isinstance(said, list) else str(said)
+    # Without Ansible's markup: C(text) is text.
+    return re.sub(r"\b[BCIV]\(([^)]*)\)", r"\1", " ".join(said) if isinstance(said, list) else str(said))
 
 
 def arguments(command: argparse.ArgumentParser) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DONE, FAILED, USAGE, NOT_FIT, INTERRUPTED = 0, 1, 2, 3, 130
 KEPT_RUNS = 20
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INPUT_CHECKS = re.compile(r"/tasks/preflight\.yml:|/playbooks/hosts\.yml:")
 OUR_FILTER = re.compile(r"The filter plugin 'modelarts\.engine\.\w+' failed: (.+)", re.S)
 
 # ansible-runner writes its whole environment to disk, so a run gets only what a build needs.
@@ -34,6 +37,9 @@ ENVIRONMENT = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "PIP_CERT", "PIP_CONFIG_FILE", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PYTHONDONTWRITEBYTECODE",
 )  # fmt: skip
+
+
+CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class NotFitError(Exception):
@@ -78,6 +84,17 @@ class _Cancel:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def user_cache() -> Path:
+    """Where this user's models and packages are.
+
+    :raises ValueError: nothing says where the user's files are.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelarts-engine"
+    except RuntimeError as error:
+        raise ValueError(f"{error}; set HOME or XDG_CACHE_HOME") from error
 
 
 PRIVATE = "modelarts-engine-run."
@@ -157,7 +174,6 @@ def run(
             data = event.get("event_data") or {}
             if event["event"] == "verbose":
                 progress.said(str(event.get("stdout")))
-            progress.event(event["event"], data)
             result = data.get("res")
             if (
                 isinstance(result, dict)
@@ -171,12 +187,15 @@ def run(
                 and not first_failure
             ):
                 first_failure.update(data)
+            progress.event(event["event"], data)
         except Exception as error:
             progress.note(f"progress display failed: {error!r}")
         return False
 
     cancel = _Cancel()
-    with private_dir() as private, cancel.listening(), _environment(_additional()):
+    # A worker of a playbook that was ended has a session of its own and would go on; so its parent is then this process.
+    ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
+    with private_dir() as private, cancel.listening(), _environment(_additional(private)):
         variables = private / "variables.json"
         variables.touch(0o600)
         variables.write_text(json.dumps(dict(extra)))
@@ -190,6 +209,7 @@ def run(
             cancel_callback=cancel,
             quiet=True,
         )
+        _end_workers()
         output = _stdout(Path(ran.config.artifact_dir))
         try:
             outcome.log = _keep(playbook, output, ran.rc, str(ran.status), outcome.results)
@@ -234,9 +254,23 @@ def _program(arguments: str) -> dict[str, str]:
     return {"binary": setpriv, "cmdline": f"--pdeathsig TERM ansible-playbook {arguments}"}
 
 
-def _additional() -> dict[str, str]:
+def _additional(private: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PATH": path}
+    return {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PATH": path,
+        # Neither a home folder nor a locale is needed where Ansible would ask for one.
+        "ANSIBLE_LOCAL_TEMP": str(private / "ansible"), "LC_ALL": "C.UTF-8",
+    }  # fmt: skip
+
+
+def _end_workers() -> None:
+    """Ends the workers of a playbook that has ended, and waits until they are gone."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"ansible-playbook" in (each / "cmdline").read_bytes():
+                os.kill(int(each.name), signal.SIGKILL)
+                os.waitpid(int(each.name), 0)
 
 
 def _code(failure: Mapping[str, Any]) -> int:
@@ -245,7 +279,7 @@ def _code(failure: Mapping[str, Any]) -> int:
         return int(result["exit_code"])
     if OUR_FILTER.search(str(result.get("msg"))):
         return USAGE
-    if "argument_errors" in result or "/tasks/preflight.yml:" in str(failure.get("task_path")):
+    if "argument_errors" in result or INPUT_CHECKS.search(str(failure.get("task_path"))):
         return USAGE
     if result.get("unreachable"):
         return NOT_FIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -102,7 +103,9 @@ class Progress:
         if self._terminal and self._drawn:
             self.stream.write("\r\033[K")
             self._drawn = 0
-        print(line, file=self.stream, flush=True)
+        # Whoever read along may have gone; what is under way goes on.
+        with contextlib.suppress(OSError):
+            print(line, file=self.stream, flush=True)
 
     def note(self, text: str) -> None:
         """A line of its own."""

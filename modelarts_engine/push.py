@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelarts_engine.playbook import DONE, FAILED, ROOT, USAGE, run
+from modelarts_engine.playbook import DONE, FAILED, ROOT, run
 from modelarts_engine.progress import Progress, size
 
 # What of the module's result is of no use outside of Ansible.
@@ -76,16 +76,14 @@ def push(arguments: argparse.Namespace, extra: dict[str, Any]) -> int:
     progress = Progress(arguments.image, sys.stderr)
     with credentials(extra):
         outcome = run("push.yml", inventory=arguments.inventory, extra=extra, progress=progress)
-    results = outcome.of("image_push")
-    if outcome.code == DONE and not results:
-        progress.error(
-            "nothing was pushed: no host of the inventory has the name or is in the group that was asked for"
-        )
-        return USAGE
     if outcome.code != DONE:
         print(f"{arguments.image}: not pushed{outcome.kept}", file=sys.stderr)
         return outcome.code
-    result = {name: value for name, value in results[-1].items() if name not in INTERNAL and not name.startswith("_")}
+    result = {
+        name: value
+        for name, value in outcome.of("image_push")[-1].items()
+        if name not in INTERNAL and not name.startswith("_")
+    }
     text = json.dumps(result, indent=1, sort_keys=True) + "\n"
     print(text, end="")
     if arguments.output:

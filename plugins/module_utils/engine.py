@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import http.client
 import io
 import tarfile
 import time
@@ -104,6 +105,10 @@ class UnreachableError(EngineError):
     """No engine answers."""
 
 
+class NoImageError(EngineError):
+    """The engine has no image of the name that was given."""
+
+
 class TraceError(EngineError):
     """A build container holds files that must not be committed."""
 
@@ -125,7 +130,8 @@ def connect(url: str) -> docker.DockerClient:
         client.api.timeout = COMMIT_SECONDS
     except (DockerException, requests.exceptions.RequestException) as error:
         raise UnreachableError(
-            f"no container engine answers at {url}: {message(error)}; start it, or give its address as build_host_engine_url"
+            f"no container engine answers at {url}: {message(error)}; start it, see that this user may use its socket, "
+            "or give its address: --engine-url, or build_host_engine_url where there is an inventory"
         ) from error
     return client
 
@@ -181,7 +187,7 @@ def exists(client: docker.DockerClient, reference: str) -> bool:
 def find_image(client: docker.DockerClient, image: str) -> str:
     """The image's reference: `triton` is short for `modelarts-engine/triton:latest`.
 
-    :raises EngineError: the engine has no such image.
+    :raises NoImageError: the engine has no such image.
     """
     names = [image] if "/" in image or ":" in image else [f"{REPOSITORY}/{image}:latest", image]
     for name in names:
@@ -195,7 +201,7 @@ def find_image(client: docker.DockerClient, image: str) -> str:
             if tag.startswith(REPOSITORY + "/") and tag.endswith(":latest")
         }
     )
-    raise EngineError(
+    raise NoImageError(
         f"the engine has no image {image}; {'it has ' + ', '.join(known) if known else 'build one first: ./runner.py build triton'}"
     )
 
@@ -315,9 +321,14 @@ def execute(
 
 
 def remove(client: docker.DockerClient, name: str) -> None:
-    """Removes a container and its volumes; one that is not there is fine."""
+    """Removes a container and its volumes; one that is not there is fine, and so is another who is removing it."""
     with contextlib.suppress(NotFound):
-        client.api.remove_container(name, force=True, v=True)
+        try:
+            client.api.remove_container(name, force=True, v=True)
+        except APIError as error:
+            if error.status_code != http.client.CONFLICT:
+                raise
+            client.api.wait(name, condition="removed", timeout=PING_SECONDS)
 
 
 def traces(changes: list[dict[str, Any]], foreign: Iterable[str] = ()) -> list[str]:

@@ -116,7 +116,7 @@ class Action(ActionBase):
         try:
             self.credentials = Credentials(args["credentials"])
             result.update(self.work(args, task_vars or {}))
-        except (registry.SecretsError, keys.InputError) as error:
+        except (registry.SecretsError, keys.InputError, engine.NoImageError) as error:
             result.update(failed=True, exit_code=2, msg=str(error))
         except engine.UnreachableError as error:
             result.update(failed=True, exit_code=3, msg=str(error))

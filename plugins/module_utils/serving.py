@@ -141,6 +141,12 @@ class Service:
             f"/health did not answer 200 within {seconds:.0f} s (last: {seen}):\n{last_lines(self.container)}"
         )
 
+    def stop(self, seconds: int = 90) -> None:
+        """Ends the container after what is in flight: nobody routes requests to it that it would have to wait for."""
+        self.container.kill("SIGTERM")
+        time.sleep(1)  # Signals are heard one by one; the second one, of `stop`, ends the drain.
+        self.container.stop(timeout=seconds)
+
     def infer(self, rehearsal: Rehearsal, text: str, max_tokens: int = 64, expect: str = "") -> Any:
         """Sends the engine's request and returns what its answer is: text, or numbers in lists.
 
@@ -159,11 +165,12 @@ class Service:
     def stream(self, rehearsal: Rehearsal, text: str, max_tokens: int = 64) -> Iterator[str]:
         """The answer piece by piece, as the engine sends it (server-sent events).
 
-        :raises ServingError: the engine has no streams, or the model refused or stopped.
+        :raises ValueError: the engine has no streams.
+        :raises ServingError: the model refused or stopped.
         """
         exchange = rehearsal.stream
         if exchange is None:
-            raise ServingError(f"{rehearsal.engine} answers in one piece; ask without --stream")
+            raise ValueError(f"{rehearsal.engine} answers in one piece; ask without --stream")
         response = self.request(exchange.method, exchange.path, exchange.filled(text, max_tokens))
         if response.status != http.client.OK:
             raise ServingError(

@@ -1,6 +1,8 @@
 """The environment that the runner makes for itself."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -44,3 +46,16 @@ def test_two_runners_at_once_set_it_up_once(tmp_path: Path, monkeypatch: pytest.
     bootstrap.enter(["test"])
     bootstrap.enter(["build"])
     assert at_it == ["requirements.txt", "requirements-dev.txt"]
+
+
+def test_an_environment_can_replace_itself(tmp_path: Path) -> None:
+    """As when it is activated and the lock file has changed."""
+    code = (
+        "import pathlib, shutil, sys; from modelarts_engine import bootstrap as b; b.VENV = pathlib.Path(sys.argv[1]);"
+        "shutil.rmtree(b.VENV, ignore_errors=True); b._make_venv()"
+    )
+    for python in (sys.executable, str(tmp_path / "venv/bin/python")):
+        subprocess.run(
+            [python, "-c", code, str(tmp_path / "venv")], cwd=Path(__file__).resolve().parents[2], check=True
+        )
+    assert (tmp_path / "venv/bin/python").exists()

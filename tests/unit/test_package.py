@@ -139,7 +139,7 @@ def test_an_argument_may_follow_a_variable_of_the_build(root: Path, monkeypatch:
         (["llama_7b", "/x", "--image", "triton", "-i", "inventories/gpu"], "an image of this machine's engine"),
         (["smollm3"], "did you mean smollm2?"),
         (["llama_7b"], "made of a folder"),
-        (["llama_7b", "/x"], "missing required arguments: trtllm_model_release"),
+        (["llama_7b", "/x"], "the package llama_7b needs -e trtllm_release="),
     ],
 )
 def test_what_a_kind_cannot_do_is_refused_before_anything_runs(

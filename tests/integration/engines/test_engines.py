@@ -53,6 +53,9 @@ def test_it_is_served_and_asked_without_being_told_its_engine(recipe: str) -> No
         asked = runner("infer", question)
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert json.loads(asked.stdout)
+        wrong = runner("serve", "nosuch")
+        assert (wrong.returncode, "has no image nosuch" in wrong.stderr) == (2, True), wrong.stderr
+        assert runner("infer", question).returncode == 0, "what is served stays up"
         refused = runner("infer", "no numbers at all")
         assert (refused.returncode, "this engine takes JSON" in refused.stderr) == (2, True), refused.stderr
     finally:
