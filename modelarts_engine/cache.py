@@ -198,6 +198,6 @@ def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--repository",
         metavar="REPOSITORY",
-        help="the shared cache instead of the engine, with the login of a push, else of docker login",
+        help="the shared cache instead of the engine, with the login of docker login, else of a push",
     )
     command.add_argument("--ca-bundle", default="", metavar="FILE", help="PEM file that verifies the registry")

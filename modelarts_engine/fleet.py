@@ -51,7 +51,7 @@ def read(path: str, recipes: list[str]) -> list[Job]:
 
     try:
         entries = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{path}: give a list of images, such as: [{{image: {recipes[0]}}}]")
@@ -65,6 +65,13 @@ def read(path: str, recipes: list[str]) -> list[Job]:
             if key not in FIELDS or not isinstance(value, FIELDS[key]):
                 known = ", ".join(f"{name} ({kind.__name__})" for name, kind in FIELDS.items())
                 raise ValueError(f"{where}: {key} is not one of {known}, or not of that type")
+        for variable, value in (entry.get("variables") or {}).items():
+            try:
+                json.dumps({variable: value})
+            except TypeError as error:
+                raise ValueError(
+                    f"{where}: {variable} is {value!r}, which Ansible is not given as it is; put it into quotes"
+                ) from error
         if recipe not in recipes:
             raise ValueError(f"{where}: there is no recipe for {recipe}; there is {', '.join(recipes)}")
         name = entry.get("name", recipe)

@@ -7,7 +7,8 @@ write to the repository but does not know the secret cannot plant an image. Ever
 right, that it is labelled with the key, and that its layers are those it was labelled with. The engine checks each layer's digest.
 What cannot be read, or is not what it says, counts as missing and is built and published again; a build never fails for its cache.
 
-Credentials are those of a push (see `logins`); without any, those of the controller's own Docker configuration (`docker login`, or `DOCKER_CONFIG`).
+Credentials are those of the controller's own Docker configuration (`docker login`, or `DOCKER_CONFIG`); where that has none for the host, those of a
+push (see `logins`).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import docker
 from ansible.plugins.action import ActionBase
 from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys, push, registry, swr
 
@@ -85,14 +86,20 @@ class Credentials:
         return fresh
 
     def of_cache(self, host: str) -> Callable[[], registry.Login] | None:
-        """`logins` where nobody said which: user and password, or the access key where the host is SWR's; None leaves it to Docker's configuration."""
+        """`logins` where nobody said which: user and password, or the access key where the host is SWR's.
+
+        None leaves it to Docker's configuration, which comes first: what it has for a host is meant for that host.
+        """
+        if docker.auth.load_config().resolve_authconfig(host):
+            return None
         usable = registry.USER in self.secrets or (registry.ACCESS_KEY in self.secrets and registry.region_of(host))
         return self.logins(host) if usable else None
 
     def clean(self, text: str) -> str:
         """A text without any credential that a server might have repeated."""
         for secret in self._hidden:
-            text = text.replace(secret, "…")
+            # What is as short as a syllable hides nothing, and would show itself by what is missing.
+            text = text.replace(secret, "…") if len(secret) > 3 else text
         return text
 
 

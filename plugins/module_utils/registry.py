@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ ACCEPTED = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.oci.image.index.v1+json",
 )
+# The most that an answer of the API may be and take. Layers are not fetched here.
+ANSWER_BYTES, ANSWER_SECONDS = 16 << 20, 300
 SWR_HOST = re.compile(r"swr\.([a-z0-9-]{2,40})\.myhuaweicloud\.(?:com|eu)")
 
 ACCESS_KEY, SECRET_KEY = "HUAWEICLOUD_SDK_AK", "HUAWEICLOUD_SDK_SK"  # names, as Huawei's SDK has them
@@ -137,7 +140,11 @@ class Registry:
             self._verify: str | bool = ca_bundle
         else:
             self._verify = True
-        patient = Retry(total=4, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
+        # How long to wait is not the registry's to say: it may say a day.
+        patient = Retry(
+            total=4, read=1, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False,
+            respect_retry_after_header=False,
+        )  # fmt: skip
         self._session.mount("https://", HTTPAdapter(max_retries=patient))
 
     def check(self) -> None:
@@ -237,16 +244,12 @@ class Registry:
         headers = {"Accept": ", ".join(ACCEPTED)}
         basic = (self._login.username, self._login.password) if self._login.username else _as_it_is
         try:
-            answer = self._session.request(
-                method, url, headers=headers, auth=basic, verify=self._verify, timeout=(15, 60)
-            )
+            answer = self._request(method, url, headers=headers, auth=basic)
             kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
             if answer.status_code == 401 and kind.lower() == "bearer":
                 token = self._token(requests.utils.parse_dict_header(rest), scope, basic)
                 bearer = {**headers, "Authorization": f"Bearer {token}"}
-                answer = self._session.request(
-                    method, url, headers=bearer, auth=_as_it_is, verify=self._verify, timeout=(15, 60)
-                )
+                answer = self._request(method, url, headers=bearer, auth=_as_it_is)
         except requests.exceptions.SSLError as error:
             raise CertificateError(
                 f"the certificate of {self.host} cannot be verified: {error}; if a CA of your own signed it, give swr_push_ca_bundle (cache: --ca-bundle)"
@@ -255,14 +258,27 @@ class Registry:
             raise RegistryError(f"{self.host} cannot be reached: {error}") from error
         return answer
 
+    def _request(self, method: str, url: str, **options: Any) -> requests.Response:
+        """One request, whose answer is read to its end within bounds."""
+        until = time.monotonic() + ANSWER_SECONDS
+        answer = self._session.request(method, url, verify=self._verify, timeout=(15, 60), stream=True, **options)
+        content = bytearray()
+        with answer:
+            for piece in answer.iter_content(4096):
+                content += piece
+                if len(content) > ANSWER_BYTES or time.monotonic() > until:
+                    raise RegistryError(
+                        f"{self.host} sends an answer without an end: {len(content)} bytes so far; is this a registry?"
+                    )
+        answer._content = bytes(content)
+        return answer
+
     def _token(self, challenge: Mapping[str, str | None], scope: str, basic: Any) -> str:
         realm = challenge.get("realm") or ""
         if urlsplit(realm).scheme != "https":
             raise RegistryError(f"{self.host} wants the login to be sent to {realm or 'nowhere'}, which is not HTTPS")
         asked = {"service": challenge.get("service", ""), "scope": scope}
-        answer = self._session.get(
-            realm, params={n: v for n, v in asked.items() if v}, auth=basic, verify=self._verify, timeout=(15, 60)
-        )
+        answer = self._request("GET", realm, params={n: v for n, v in asked.items() if v}, auth=basic)
         if answer.status_code in (401, 403):
             raise LoginError(
                 f"{self.host} refuses the login ({answer.status_code} of {realm}); check the credentials and the region"

@@ -106,6 +106,8 @@ def test_a_manifest_is_one_entry_whatever_its_tags() -> None:
         ("[{image: triton, hosts: x}]", "entry 1: hosts is not one of"),
         ("[{image: triton, variables: [x]}]", "entry 1: variables is not one of"),
         ("[{image: triton", "flow"),
+        ("[{image: triton, variables: {day: 2026-01-01}}]", "entry 1: day is datetime.date"),
+        ("[" * 5000, "recursion"),
     ],
 )
 def test_a_matrix_that_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:

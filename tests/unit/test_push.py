@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -231,6 +232,16 @@ def test_the_cache_logs_in_as_a_push_does(
 ) -> None:
     fresh = having(*given).of_cache(host)
     assert (fresh().username if fresh else None) == user
+
+
+def test_the_cache_takes_what_docker_has_for_its_host_first(
+    having: Callable[..., logins.Credentials], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The password of a push is not for whichever registry the cache is in."""
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {"cache.example": {"auth": "dTpw"}}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert having("USER", "PASSWORD").of_cache("cache.example") is None
+    assert having("USER", "PASSWORD").of_cache("other.example") is not None
 
 
 def test_default_tags_are_revision_and_key(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import re
@@ -174,7 +175,7 @@ class Answers:
         answer = requests.Response()
         answer.status_code = status
         answer.headers.update(headers)
-        answer._content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer.raw = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         answer.request, answer.url = request, url
         return answer
 
@@ -278,3 +279,32 @@ def test_without_a_login_none_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path:
     network = Answers(monkeypatch, registry=[(200, {"Docker-Content-Digest": DIGEST}, b"")])
     assert registry.Registry("r.example", registry.Login("", "")).digest("org/cache", "1") == DIGEST
     assert "Authorization" not in network.asked[0][1].headers
+
+
+def test_an_answer_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def readinto(self, buffer: Any) -> int:
+            self.given += len(buffer)
+            return len(buffer)
+
+    endless = Endless()
+    answers = Answers(monkeypatch, registry=[(200, {}, b"")])
+    plain = answers._send
+
+    def send(request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        answer = plain(request, **options)
+        answer.raw = endless
+        return answer
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", lambda _, request, **options: send(request, **options))
+    with pytest.raises(registry.RegistryError, match=r"r\.example sends an answer without an end"):
+        registry.Registry("r.example", LOGIN).check()
+    assert endless.given < 2 * registry.ANSWER_BYTES
+
+
+def test_how_long_to_wait_is_not_the_registry_s_to_say() -> None:
+    session = registry.Registry("r.example", LOGIN)._session
+    patience = session.get_adapter("https://r.example").max_retries
+    assert not patience.respect_retry_after_header

@@ -147,6 +147,29 @@ def test_a_killed_push_leaves_no_tag_and_the_next_one_sends_the_rest(
     assert client.images.get(name).tags == [name]
 
 
+def test_an_interrupted_push_is_over_when_it_says_so(
+    push: Push, image: Image, registry: Site, repository: str, tmp_path: Path
+) -> None:
+    """The process that pushes has a session of its own, and would go on."""
+    registry.proxy.faults.rate = MB
+    line = command(registry, image(20 * MB), "--tag", "1", to=repository)
+    with (tmp_path / "said").open("w") as said:
+        running = subprocess.Popen(
+            line, cwd=ROOT, env=environment(**PASSWORD_LOGIN), stdout=subprocess.DEVNULL, stderr=said
+        )
+    end = time.monotonic() + 60
+    while registry.proxy.seen.uploaded < MB:
+        assert running.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    below = {each: Path(f"/proc/{each}/stat").read_text().split()[21] for each in descendants(running.pid)}
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 130, (tmp_path / "said").read_text()
+    left = [each for each in below if Path(f"/proc/{each}/stat").exists()]
+    assert not [each for each in left if Path(f"/proc/{each}/stat").read_text().split()[21] == below[each]]
+    assert registry.tags(repository) == []
+
+
 @pytest.mark.parametrize("had", [False, True], ids=["a new name", "a name that another image had"])
 def test_any_later_push_takes_away_the_name_that_a_killed_one_has_left(
     had: bool, push: Push, image: Image, registry: Site, repository: str, client: docker.DockerClient, tmp_path: Path
