@@ -15,6 +15,8 @@ CONFIGURATION = ("batching.config", "monitoring.config", "models.config")
 OTHER_FORMATS = (".h5", ".keras", ".tflite", ".onnx", ".pt", ".pth", ".ckpt")
 VARIABLE_OPS = (b"VariableV2", b"Variable", b"VarHandleOp")
 
+# A checkpoint's index is an sstable (tensorflow/core/lib/io/format.h), which ends in this number.
+_INDEX_END = (0xDB4775248B80FB57).to_bytes(8, "little")
 _SHARD = re.compile(r"variables\.data-(\d{5})-of-(\d{5})")
 
 
@@ -65,11 +67,15 @@ def problems(folder: str) -> list[str]:
 
 
 def _unusable(top: Path) -> Iterator[str]:
-    """Entries that cannot be uploaded: links, since OBS knows none, and what may not be read."""
+    """Entries that cannot be uploaded: links and the like, since OBS knows none, names that are no text, and what may not be read."""
     for path in sorted(top.rglob("*")):
         name = path.relative_to(top)
         if path.is_symlink():
             yield f"{name} is a link, which OBS does not know; put what it points to in its place"
+        elif not (path.is_file() or path.is_dir()):
+            yield f"{name} is neither a file nor a folder; take it away"
+        elif not str(name).isprintable():
+            yield f"{str(name)!r} is no name that OBS can hold; rename it"
         elif not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
             yield f"{name} may not be read; check its mode and owner"
 
@@ -112,12 +118,10 @@ def _variables(folder: Path, wanted: bool) -> list[str]:
         for number in range(max(totals))
         if (f"{number:05d}", f"{max(totals):05d}") not in shards
     ]
-    empty = [
-        f"variables/{path.name}" for path in sorted(folder.iterdir()) if path.is_file() and not path.stat().st_size
-    ]
-    return [f"{name} is missing; copy the whole folder variables" for name in missing] + [
-        f"{name} is empty; copy it again" for name in empty if name.endswith(".index")
-    ]
+    whole = (folder / "variables.index").read_bytes().endswith(_INDEX_END)
+    return [f"{name} is missing; copy the whole folder variables" for name in missing] + (
+        [] if whole else ["variables/variables.index is empty, cut off or changed; copy it again"]
+    )
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:

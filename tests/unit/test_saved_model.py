@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,13 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "another format": (lambda top: (top / "model.h5").touch(), "model.h5 is not a SavedModel"),
     "a stray file": (lambda top: (top / "notes.txt").touch(), "notes.txt is neither a version nor one of batching.config"),
     "a link": (lambda top: (top / "1/assets").symlink_to("/etc"), "1/assets is a link, which OBS does not know"),
+    "more in the index": (
+        lambda top: (top / "1/variables/variables.index").open("ab").write(b"x"),
+        "1: variables/variables.index is empty, cut off or changed",
+    ),
+    "a pipe": (lambda top: os.mkfifo(top / "1/pipe"), "1/pipe is neither a file nor a folder"),
+    "no text": (lambda top: (top / "1/a\udcff").touch(), "'1/a\\udcff' is no name that OBS can hold"),
+    "a line break": (lambda top: (top / "1/a\nb").touch(), "'1/a\\nb' is no name that OBS can hold"),
     "too large a number": (lambda top: (top / "1").rename(top / ("9" * 20)), "too large for the number of a version"),
 }  # fmt: skip
 
