@@ -2,7 +2,7 @@
 
 Such a file says `summary` (one line) and, where the kind has them, `directory` (the role's argument that DIR on the command line gives),
 `values` (arguments this kind sets), `follows` (arguments that take a variable of an image's build where they are not given), `check`
-(a command of the image that says whether package and image fit) and `prebuild` (one that makes on this host what the package would
+(a command of the image that says whether package and image fit), `label` (one that only such images have) and `prebuild` (one that makes on this host what the package would
 else make at its first start, and writes it to /out; what it writes becomes the package's folder `prebuilt`). The role writes the folder that its
 argument `ROLE_dest` names, and knows the image's size where it has an argument `ROLE_image_gb`.
 """
@@ -39,6 +39,7 @@ class Kind:
     check: list[str] = field(default_factory=list)
     prebuild: list[str] = field(default_factory=list)
     prebuilt: str = ""
+    label: str = ""
 
 
 def names(root: Path = ROOT) -> list[str]:
@@ -151,9 +152,16 @@ def package(given: argparse.Namespace, extra: dict[str, Any]) -> int:
 
         client = engine_client.engine.connect(given.engine_url or engine_client.DEFAULT_URL)
         image = engine_client.find_image(client, given.image)
+        about = client.api.inspect_image(image)
+        if what.label and what.label not in (about["Config"]["Labels"] or {}):
+            print(
+                f"error: {image} is none that the package {what.name} is for: it has no label {what.label}",
+                file=sys.stderr,
+            )
+            return USAGE
         size = f"{what.role}_image_gb"
         if size in engine_client.keys.Collection(ROOT).options(what.role):
-            extra.setdefault(size, client.api.inspect_image(image)["Size"] / 1e9)
+            extra.setdefault(size, about["Size"] / 1e9)
     progress = Progress(what.name)
 
     def written() -> tuple[Outcome, Path]:

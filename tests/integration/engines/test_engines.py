@@ -62,6 +62,11 @@ def test_it_is_served_and_asked_without_being_told_its_engine(recipe: str) -> No
         assert runner("serve", "--stop").returncode == 0
 
 
+def test_a_package_for_other_images_is_not_written(recipe: str) -> None:
+    done = runner("package", "llama_7b", "/nowhere", "--image", recipe, "-e", "trtllm_release=v0.12.0")
+    assert (done.returncode, "is none that the package llama_7b is for" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_base_without_python_has_none_afterwards(client: docker.DockerClient) -> None:
     """The image adds little, too: no engine is copied, no Python and none of its records is left."""
     done = runner("build", "tfserving")
