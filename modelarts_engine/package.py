@@ -2,7 +2,8 @@
 
 Such a file says `summary` (one line) and, where the kind has them, `directory` (the role's argument that DIR on the command line gives),
 `values` (arguments this kind sets), `follows` (arguments that take a variable of an image's build where they are not given), `check`
-(a command of the image that says whether package and image fit), `label` (one that only such images have) and `prebuild` (one that makes on this host what the package would
+(a command of the image that says whether package and image fit), `label` (of the images that the package is for)
+and `prebuild` (one that makes on this host what the package would
 else make at its first start, and writes it to /out; what it writes becomes the package's folder `prebuilt`). The role writes the folder that its
 argument `ROLE_dest` names, and knows the image's size where it has an argument `ROLE_image_gb`.
 """
