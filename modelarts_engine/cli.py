@@ -299,17 +299,13 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _version() -> str:
-    import yaml
-
-    return str(yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"])
-
-
 class _ShowVersion(argparse.Action):
     """`--version`: reads the version only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(_version())
+        import yaml
+
+        print(yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"])
         parser.exit()
 
 

@@ -29,6 +29,27 @@ def descendants(pid: int) -> list[int]:
     return [below for each in found for below in (*descendants(each), each)]
 
 
+def begun(line: list[str], said: Path, so_far: Callable[[], bool]) -> subprocess.Popen[bytes]:
+    """A push that has come as far as `so_far` says; `said` gets what it says."""
+    with said.open("w") as file:
+        running = subprocess.Popen(
+            line, cwd=ROOT, env=environment(**PASSWORD_LOGIN), stdout=subprocess.DEVNULL, stderr=file
+        )
+    end = time.monotonic() + 120
+    while not so_far():
+        assert running.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return running
+
+
+def kill(running: subprocess.Popen[bytes]) -> None:
+    """Kills a push with all that it began."""
+    for each in (*descendants(running.pid), running.pid):
+        os.kill(each, signal.SIGKILL)
+    running.wait()
+
+
 def arrived(pushed: Pushed, registry: Site, repository: str, image: str, client: docker.DockerClient) -> bool:
     """The tag is there, whole, is this image, and the result names it by the registry's own digest."""
     assert pushed.code == 0, pushed.said
@@ -125,18 +146,9 @@ def test_a_killed_push_leaves_no_tag_and_the_next_one_sends_the_rest(
     name = image(20 * MB, base=first)
     registry.proxy.faults.rate = 4 * MB
     line = command(registry, name, "--tag", "1", to=repository)
-    with (tmp_path / "said").open("w") as said:
-        running = subprocess.Popen(
-            line, cwd=ROOT, env=environment(**PASSWORD_LOGIN), stdout=subprocess.DEVNULL, stderr=said
-        )
-    end = time.monotonic() + 120
-    while " pushed\n" not in (tmp_path / "said").read_text():  # the first layer is complete, the second under way
-        assert running.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    for each in (*descendants(running.pid), running.pid):
-        os.kill(each, signal.SIGKILL)
-    running.wait()
+    said = tmp_path / "said"
+    # The first layer is complete, the second under way.
+    kill(begun(line, said, lambda: " pushed\n" in said.read_text()))
     assert registry.tags(repository) == []
     assert f"{registry.host}/{repository}:1" in client.images.get(name).tags, "it had given the image that name"
     registry.proxy.reset()
@@ -153,15 +165,7 @@ def test_an_interrupted_push_is_over_when_it_says_so(
     """The process that pushes has a session of its own, and would go on."""
     registry.proxy.faults.rate = MB
     line = command(registry, image(20 * MB), "--tag", "1", to=repository)
-    with (tmp_path / "said").open("w") as said:
-        running = subprocess.Popen(
-            line, cwd=ROOT, env=environment(**PASSWORD_LOGIN), stdout=subprocess.DEVNULL, stderr=said
-        )
-    end = time.monotonic() + 60
-    while registry.proxy.seen.uploaded < MB:
-        assert running.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    running = begun(line, tmp_path / "said", lambda: registry.proxy.seen.uploaded >= MB)
     below = {each: Path(f"/proc/{each}/stat").read_text().split()[21] for each in descendants(running.pid)}
     running.send_signal(signal.SIGTERM)
     assert running.wait(30) == 130, (tmp_path / "said").read_text()
@@ -180,17 +184,7 @@ def test_any_later_push_takes_away_the_name_that_a_killed_one_has_left(
         client.images.get(other).tag(*given.rsplit(":", 1))
     registry.proxy.faults.rate = MB
     line = command(registry, name, "--tag", "1", to=repository)
-    running = subprocess.Popen(
-        line, cwd=ROOT, env=environment(**PASSWORD_LOGIN), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    end = time.monotonic() + 60
-    while given not in client.images.get(name).tags:
-        assert running.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    for each in (*descendants(running.pid), running.pid):
-        os.kill(each, signal.SIGKILL)
-    running.wait()
+    kill(begun(line, tmp_path / "said", lambda: given in client.images.get(name).tags))
     registry.proxy.reset()
     assert push(other, "--tag", "2").code == 0
     assert client.images.get(name).tags == [name]

@@ -21,7 +21,7 @@ import docker
 import pytest
 from ansible_collections.modelarts.engine.plugins.module_utils import engine, keys
 
-from tests.bases import base_name
+from tests.bases import make_base
 from tests.fixtures import trtllm_upstream as miniature
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,24 +53,9 @@ def client() -> docker.DockerClient:
 
 
 @pytest.fixture(scope="session")
-def local_base(tmp_path_factory: pytest.TempPathFactory) -> str:
+def local_base() -> str:
     """The base with the real server that the suites share."""
-    role = {
-        "role": "modelarts.engine.base_image",
-        "base_image_name": base_name("triton"),
-        "base_image_engine_url": ENGINE_URL,
-        "base_image_flavour": "triton",
-    }
-    play = tmp_path_factory.mktemp("base") / "base.json"
-    play.write_text(json.dumps([{"hosts": "localhost", "connection": "local", "gather_facts": False, "roles": [role]}]))
-    command = [
-        str(Path(sys.executable).parent / "ansible-playbook"),
-        "-e",
-        f"ansible_python_interpreter={sys.executable}",
-    ]
-    done = subprocess.run([*command, str(play)], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return base_name("triton")
+    return make_base("triton")
 
 
 def named_base(client: docker.DockerClient, parent: str, add: bytes, environment: dict[str, str], what: str) -> str:
